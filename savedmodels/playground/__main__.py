@@ -1,8 +1,8 @@
-"""Try a SavedModel in the browser: a text of any length, and of each sentence the n best translations with scores, and
-their alignment. A LiteRT or an ONNX export works as well, without alignment.
+"""Try a translator's export in the browser: a text of any length, and for each sentence the n best translations with
+scores and alignment. LiteRT and ONNX exports work as well, without alignment.
 
-The same port serves TensorFlow Serving's REST API, and --grpc-port its gRPC API, so you can try clients without the
-server. Only programs on this machine can reach it. For trials, not for production.
+The same port serves TensorFlow Serving's REST API, so you can try clients without the server. Only programs on this
+machine can reach it. For trials, not for production.
 """
 
 import argparse
@@ -25,20 +25,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", help="NAME/VERSION of a model, or NAME for its newest version")
     parser.add_argument("--name", type=model_name, help="the model's name in requests (the folder's NAME)")
     parser.add_argument(
-        "--port", type=int, default=8501, help="port of the page and the REST API; 0 is any free port (8501)"
+        "--port", type=int, default=8501, help="port of the page and the REST API; 0 means any free port (8501)"
     )
-    parser.add_argument("--grpc-port", type=int, help="port of the gRPC API (none); needs tensorflow-serving-api")
-    parser.add_argument("--verbose", action="store_true", help="say each request to the page or to an API")
+    parser.add_argument("--verbose", action="store_true", help="log each request")
     args = parser.parse_args(argv)
-    for name, port in (("--port", args.port), ("--grpc-port", args.grpc_port)):
-        if port is not None and not 0 <= port < 65536:
-            parser.error(f"{name}: expected 0 to 65535, got {port}")
-    needed = {"flask": "flask", "sentencex": "sentencex"}
-    if args.grpc_port is not None:
-        needed["tensorflow_serving"] = "tensorflow-serving-api"
-    missing = [package for module, package in needed.items() if not importlib.util.find_spec(module)]
+    if not 0 <= args.port < 65536:
+        parser.error(f"--port: expected 0 to 65535, got {args.port}")
+    missing = [package for package in ("flask", "sentencex") if not importlib.util.find_spec(package)]
     if missing:
-        parser.error(f'{" and ".join(missing)} not installed; pip install "tf-transformer[playground]" brings it')
+        parser.error(f'{" and ".join(missing)} not installed. Run: pip install "tf-transformer[playground]"')
 
     load_tensorflow()
     with quiet_stderr():
@@ -48,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         from savedmodels.playground.model import ServedModel, find_version
 
     folder = find_version(args.folder)
-    # The ports first: a taken port should fail before the model loads.
+    # Bind the port first: a taken port should fail before the model loads.
     with socket.create_server(("127.0.0.1", args.port)) as listening:
         print(f"loading {folder} ...", flush=True)
         with quiet_stderr():
@@ -59,16 +54,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             logging.getLogger("werkzeug").setLevel(logging.ERROR)
         print(f"{model.name}, version {model.version}", flush=True)
         print(f"page and REST: http://127.0.0.1:{server.port}", flush=True)
-        if args.grpc_port is not None:
-            from savedmodels.playground import rpc
-
-            rpc_server, port = rpc.serve(model, args.grpc_port, args.verbose)
-            print(f"gRPC: 127.0.0.1:{port}", flush=True)
         print("Ctrl-C stops it", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
-        if args.grpc_port is not None:
-            rpc_server.stop(None)
 
 
 if __name__ == "__main__":

@@ -18,40 +18,39 @@ TEXT, NUMBER, COUNT, FLAG = (tf.TensorSpec([None], dtype) for dtype in (tf.strin
 
 
 class Function(NamedTuple):
-    """What a signature does."""
+    """A signature's function."""
 
     answer: Callable[..., dict[str, Any]]  # from a row of the inputs, by name, to a row of the outputs
     inputs: dict[str, tf.TensorSpec]  # the texts first
     outputs: dict[str, tf.TensorSpec]
 
-    def described(self) -> Any:
-        """As a SavedModel describes it."""
-        inputs, outputs = (
-            {
+    def signature(self) -> Any:
+        """Returns the `SignatureDef` that a SavedModel would have."""
+
+        def ports(specs: dict[str, tf.TensorSpec]) -> dict[str, Any]:
+            return {
                 name: meta_graph_pb2.TensorInfo(
                     name=f"{name}:0", dtype=spec.dtype.as_datatype_enum, tensor_shape=spec.shape.as_proto()
                 )
-                for name, spec in ports.items()
+                for name, spec in specs.items()
             }
-            for ports in (self.inputs, self.outputs)
-        )
-        return meta_graph_pb2.SignatureDef(inputs=inputs, outputs=outputs, method_name="tensorflow/serving/predict")
+
+        method = "tensorflow/serving/predict"
+        return meta_graph_pb2.SignatureDef(inputs=ports(self.inputs), outputs=ports(self.outputs), method_name=method)
 
 
 class EngineExport:
-    """Answers serving_default, translate and model_info, as savedmodels/README.md has them, by any engine. What the
-    engine fixes, such as the beam size of a LiteRT export, is no input. Requests wait for each other.
+    """Serves serving_default, translate and model_info of the contract (savedmodels/README.md) by any engine.
+
+    Options that the engine fixes, such as the beam size of a LiteRT export, are not inputs. Calls run one at a time.
 
     Args:
-        folder: NAME/VERSION.
+        folder: Directory NAME/VERSION.
 
     Attributes:
-        signatures: by name, as a SavedModel describes them.
-        engine: what answers.
-        alone: a lock that calls of the engine hold.
-
-    Raises:
-        BadInput: as of `tt.load`.
+        signatures: `SignatureDef`s by name.
+        engine: The engine.
+        alone: Lock that calls of the engine hold.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,8 +61,9 @@ class EngineExport:
         if languages:
             self._facts["languages"] = ", ".join(self.engine.languages)
         self._beams = self.engine.options["beam_size"]
-        kinds = {name: SEARCH_OPTIONS[name] for name in self.engine.changeable}
-        options = {name: NUMBER if option.dtype == "float32" else COUNT for name, option in kinds.items()}
+        options = {
+            name: NUMBER if SEARCH_OPTIONS[name].dtype == "float32" else COUNT for name in self.engine.changeable
+        }
         best = {"translations": TEXT, "scores": NUMBER, "log_probs": NUMBER, "finished": FLAG, "lengths": COUNT}
         best = {name: tf.TensorSpec([None, self._beams], spec.dtype) for name, spec in best.items()}
         one = {"translation": TEXT, "score": NUMBER, "truncated": FLAG}
@@ -73,18 +73,18 @@ class EngineExport:
             "translate": Function(self._translate, {"text": TEXT, **options, **dict.fromkeys(languages, TEXT)}, every),
             "model_info": Function(self._info, {"key": TEXT}, {"value": TEXT}),
         }
-        self.signatures = {name: function.described() for name, function in self._functions.items()}
+        self.signatures = {name: function.signature() for name, function in self._functions.items()}
+        defaults = self.signatures["translate"].defaults
         for name in options:
-            default = tf.make_tensor_proto([self.engine.options[name]], options[name].dtype)
-            self.signatures["translate"].defaults[name].CopyFrom(default)
+            defaults[name].CopyFrom(tf.make_tensor_proto([self.engine.options[name]], options[name].dtype))
         for name in languages:
-            self.signatures["translate"].defaults[name].CopyFrom(tf.make_tensor_proto([self._facts[name]]))
+            defaults[name].CopyFrom(tf.make_tensor_proto([self._facts[name]]))
 
     def __call__(self, name: str, inputs: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
-        """Run a signature.
+        """Runs a signature.
 
         Raises:
-            ValueError: an input has another shape or dtype.
+            ValueError: If an input has the wrong shape or dtype.
         """
         function = self._functions[name]
         for port, spec in function.inputs.items():
@@ -115,8 +115,8 @@ class EngineExport:
         return {**best, "source_length": reply.length, "truncated": reply.truncated}
 
     def _reply(self, text: bytes, n: int | None = None, **options: Any) -> Reply:
-        """Options out of range are clipped, NaN means the default, and nothing is read in an unknown language, as in a
-        SavedModel."""
+        # As in a SavedModel, options out of range are clipped, NaN means the default, and an unknown language reads
+        # nothing.
         languages = {name: options.pop(name).decode("utf-8", "replace") for name in LANGUAGES if name in options}
         if not set(languages.values()) <= set(self.engine.languages):
             return Reply(text, (Answer("", 0.0, 0.0, False, 0),), 0, True)

@@ -1,4 +1,4 @@
-"""One exported model and its signatures, with TensorFlow Serving's rules for requests of any form."""
+"""A translator's export and its signatures, with TensorFlow Serving's rules for requests."""
 
 import contextlib
 import os
@@ -16,20 +16,19 @@ from savedmodels.playground.engine import EngineExport
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
 from tf_transformer.inference import savedmodel
-from tf_transformer.utils.files import plainly_named
 from tf_transformer.utils.folders import is_version, model_folder, needs_no_tensorflow
 
 DEFAULT_SIGNATURE = "serving_default"
-# Text that TensorFlow's Python, unlike a server, writes around an error message of the graph.
+# TensorFlow's Python, unlike a server, adds these to the graph's error messages.
 AROUND = re.compile(r"^Graph execution error:.*<stack traces unavailable>\n| \[Op:\w+\]\s*$", re.DOTALL)
 
 
 class ServingError(Exception):
-    """An answer that is an error.
+    """An error response.
 
     Args:
-        code: name of a gRPC status, such as "INVALID_ARGUMENT".
-        message: the server's message, in its words if possible.
+        code: Name of a gRPC status, such as "INVALID_ARGUMENT".
+        message: The server's message, in its words if possible.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -39,8 +38,7 @@ class ServingError(Exception):
 
 
 def find_version(folder: str | os.PathLike[str]) -> Path:
-    """The folder NAME/VERSION of a SavedModel, a LiteRT or an ONNX export: `folder` itself, or its subfolder with the
-    greatest integer."""
+    """Returns the directory NAME/VERSION of an export: `folder` itself, or its newest version."""
     folder = model_folder(folder).resolve()
     if not is_version(folder.name):
         raise BadInput(f"expected a folder NAME/VERSION with an integer VERSION, got {folder}")
@@ -48,31 +46,18 @@ def find_version(folder: str | os.PathLike[str]) -> Path:
 
 
 class SavedModel:
-    """A SavedModel.
-
-    Args:
-        folder: NAME/VERSION.
-
-    Attributes:
-        signatures: by name, as it describes them.
-        engine: of a translator's export; `None` of another's SavedModel, which may be anything.
-        alone: what calls of the engine hold.
-    """
+    """A translator's SavedModel, with the attributes of an `EngineExport`."""
 
     def __init__(self, folder: Path) -> None:
+        self.engine, self.alone = savedmodel.SavedModel(folder), contextlib.nullcontext()
         saved = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
         self.signatures = dict(saved.meta_graphs[0].signature_def)
-        self.engine, self.alone = None, contextlib.nullcontext()
-        if {"translate", "model_info"} <= self.signatures.keys():
-            self.engine = savedmodel.SavedModel(folder)
-            self._loaded = self.engine.loaded
-        else:
-            with plainly_named(folder) as plain:
-                self._loaded = tf.saved_model.load(str(plain))
+        if not {"translate", "model_info"} <= self.signatures.keys():
+            raise BadInput(f"{folder}: expected a translator's export, got another model. Open it with tt.load.")
 
     def __call__(self, name: str, inputs: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
-        """Run a signature."""
-        return {key: value.numpy() for key, value in self._loaded.signatures[name](**inputs).items()}
+        """Runs a signature."""
+        return {key: value.numpy() for key, value in self.engine.loaded.signatures[name](**inputs).items()}
 
 
 class Document(NamedTuple):
@@ -80,15 +65,18 @@ class Document(NamedTuple):
 
     sources: list[str]
     translations: list[str]
-    between: list[str]  # in the translation: what is before each sentence, and after the last
+    between: list[str]  # in the translation: the text before each sentence, and after the last
 
 
 class ServedModel:
     """A SavedModel, a LiteRT or an ONNX export, under a name.
 
     Args:
-        folder: NAME/VERSION, or NAME for the newest version.
-        name: its name in requests; by default the folder's NAME.
+        folder: Directory NAME/VERSION, or NAME for the newest version.
+        name: Model name in requests. Defaults to the directory's NAME.
+
+    Raises:
+        BadInput: If the directory holds no translator's export.
     """
 
     def __init__(self, folder: str | os.PathLike[str], name: str | None = None) -> None:
@@ -99,15 +87,14 @@ class ServedModel:
         self.signatures = self._export.signatures
 
     def warm_up(self) -> None:
-        """Answer a text by each signature that takes texts, since a signature's first answer takes seconds."""
+        """Runs each signature that takes texts, since its first call takes seconds."""
         for name, signature in self.signatures.items():
             needed = signature.inputs.keys() - signature.defaults.keys()
             if {"text"} <= needed <= {"text", "prefix"}:
-                with contextlib.suppress(ServingError):  # another package's model may mean something else by it
-                    self.predict(name, dict.fromkeys(needed, tf.constant(["a"])))
+                self.predict(name, dict.fromkeys(needed, tf.constant(["a"])))
 
     def find(self, name: str, version: int | None = None, label: str | None = None) -> None:
-        """Raise NOT_FOUND unless a request names this model."""
+        """Raises `ServingError` unless a request names this model."""
         if label:
             raise ServingError("INVALID_ARGUMENT", f"Unrecognized servable version label: {label}")
         if name != self.name or version not in (None, self.version):
@@ -115,7 +102,7 @@ class ServedModel:
             raise ServingError("NOT_FOUND", f"Servable not found for request: {request}")
 
     def status(self, name: str, version: int | None = None) -> dict[str, Any]:
-        """The answer of GetModelStatus, as JSON."""
+        """Returns the response of GetModelStatus, as JSON."""
         if name != self.name:
             raise ServingError("NOT_FOUND", f"Could not find any versions of model {name}")
         if version not in (None, self.version):
@@ -126,49 +113,43 @@ class ServedModel:
     def predict(
         self, signature_name: str, inputs: Mapping[str, tf.Tensor], output_filter: Sequence[str] = ()
     ) -> dict[str, np.ndarray]:
-        """Run a signature.
+        """Runs a signature.
 
         Args:
-            signature_name: "" is serving_default.
-            inputs: tensors by name; a missing input takes the signature's default, if it has one.
-            output_filter: names of the outputs to return; empty means all.
+            signature_name: Signature name. "" means serving_default.
+            inputs: Tensors by name. Missing inputs take the signature's defaults.
+            output_filter: Names of the outputs to return. Empty means all.
         """
         name = signature_name or DEFAULT_SIGNATURE
         if name not in self.signatures:
             raise ServingError("FAILED_PRECONDITION", f'Serving signature key "{name}" not found.')
         signature = self.signatures[name]
-        lacking = signature.inputs.keys() - inputs.keys()
-        if inputs.keys() - signature.inputs.keys() or lacking - signature.defaults.keys():
+        missing = signature.inputs.keys() - inputs.keys()
+        if inputs.keys() - signature.inputs.keys() or missing - signature.defaults.keys():
             expected, got = (", ".join(sorted(names)) for names in (signature.inputs, inputs))
             raise ServingError("INVALID_ARGUMENT", f"inputs of {name}: expected {expected}, got {got or 'none'}")
         for output in output_filter:
             if output not in signature.outputs:
                 expected = ", ".join(sorted(signature.outputs))
                 raise ServingError("INVALID_ARGUMENT", f"outputs of {name}: expected some of {expected}, got {output}")
-        defaults = {key: tf.constant(tf.make_ndarray(signature.defaults[key])) for key in lacking}
+        defaults = {key: tf.constant(tf.make_ndarray(signature.defaults[key])) for key in missing}
         try:
             outputs = self._export(name, {**inputs, **defaults})
         except tf.errors.OpError as error:
             code = next(code for code, number in vars(tf.errors).items() if number == error.error_code)
             raise ServingError(code, AROUND.sub("", error.message)) from error
-        except (TypeError, ValueError) as error:  # Python sees a wrong rank or dtype before the graph does
+        except (TypeError, ValueError) as error:  # Python checks ranks and dtypes before the graph does
             raise ServingError("INVALID_ARGUMENT", str(error)) from error
         return {key: outputs[key] for key in output_filter or sorted(outputs)}
 
     def document(self, text: str, options: Mapping[str, Any]) -> Document:
-        """Translate a text of any length, as the engine's `document` does.
-
-        Args:
-            text: plain text.
-            options: of the search, and languages.
+        """Translates a plain text of any length, like `Engine.document`.
 
         Raises:
-            BadInput: this is no translator, or an option has another value than it may have.
-            TypeError: there is no such option.
+            BadInput: If an option is out of range.
+            TypeError: If an option does not exist.
         """
         engine = self._export.engine
-        if engine is None:
-            raise BadInput("document: expected a translator's export, got another model")
         language = options.get("source_language", engine.facts.get("source_language", ""))
         marked = Marked(text).with_placeholders()
         spans = marked.sentences(sentences_in(str(language)))

@@ -1,7 +1,7 @@
 """TensorFlow Serving's REST API in JSON, and the page that uses it.
 
-What the server takes and how it answers follows its json_tensor.cc and http_rest_api_handler.cc. What it would refuse
-is an error of one line here, in words of our own: what was expected, and what arrived.
+Requests and responses follow the server's json_tensor.cc and http_rest_api_handler.cc. What the server would reject
+is a one-line error here: what was expected, and what arrived.
 """
 
 import base64
@@ -19,98 +19,102 @@ from werkzeug.exceptions import HTTPException
 from savedmodels.playground.model import DEFAULT_SIGNATURE, ServedModel, ServingError
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.tokenizers.languages import LANGUAGES
 
 MODEL = r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?"
 PATHS = {"POST": re.compile(MODEL + "(:predict)"), "GET": re.compile(MODEL + "(/metadata)?")}
 HTTP = {"INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429}
 LOCAL = ["localhost", "127.0.0.1"]
-# The page contains its style and script, and connects to this server alone.
+# The page contains its style and script, and connects only to this server.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 
 
 def app(model: ServedModel) -> Flask:
-    """The page at /, what it asks besides at /document, the API under /v1/."""
+    """Returns a WSGI application: the page at /, its requests at /document, and the API under /v1/."""
     flask = Flask(__name__, template_folder=".")
-    flask.config["TRUSTED_HOSTS"] = LOCAL  # under other names, a foreign page could make a browser send requests here
+    flask.config["TRUSTED_HOSTS"] = LOCAL  # Under other names, a foreign page could make a browser send requests here.
 
     @flask.get("/")
     def page() -> Response:
-        inputs = model.signatures["translate"].inputs if "translate" in model.signatures else {}
-        known = [option for option in SEARCH_OPTIONS.values() if option.request and inputs]
-        options = [option for option in known if option.name in inputs]
-        fixed = [option.name for option in known if option.name not in inputs]
-        aligned, completes = (name in model.signatures for name in ("translate_details", "complete"))
-        shown = {"name": model.name, "version": model.version}
-        shown["languages"] = [name for name in ("source_language", "target_language") if name in inputs]
-        html = render_template("page.html", **shown, options=options, fixed=fixed, aligned=aligned, completes=completes)
+        inputs = model.signatures["translate"].inputs
+        known = [option for option in SEARCH_OPTIONS.values() if option.request]
+        html = render_template(
+            "page.html",
+            name=model.name,
+            version=model.version,
+            languages=[name for name in LANGUAGES if name in inputs],
+            options=[option for option in known if option.name in inputs],
+            fixed=[option.name for option in known if option.name not in inputs],
+            aligned="translate_details" in model.signatures,
+            completes="complete" in model.signatures,
+        )
         return Response(html, headers={"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"})
 
     @flask.route("/v1/<path:_>", methods=["GET", "POST"])
     def api(_: str) -> Response:
-        return answered(lambda body: _answer(model, request.method, request.path, body))
+        return json_of(_answer)
 
     @flask.post("/document")
     def document() -> Response:
-        return answered(lambda body: _document(model, body))
+        return json_of(_document)
 
-    def answered(answer_to: Callable[[bytes], dict[str, Any]]) -> Response:
+    def json_of(answer_to: Callable[[ServedModel], dict[str, Any]]) -> Response:
         try:
-            answer, status = answer_to(request.get_data()), 200
+            answer, status = answer_to(model), 200
         except ServingError as error:
             answer, status = {"error": error.message}, HTTP.get(error.code, 500)
         except RecursionError:
             answer, status = {"error": "expected JSON of few lists within each other, got too many"}, 400
-        return _json(answer, status)
+        return _response(answer, status)
 
     @flask.errorhandler(HTTPException)
-    def refused(error: HTTPException) -> Response:  # an unknown path, another host's name, a bug
-        return _json({"error": error.description}, error.code)
+    def failed(error: HTTPException) -> Response:  # an unknown path, another host's name, a bug
+        return _response({"error": error.description}, error.code)
 
     return flask
 
 
-def _json(answer: dict[str, Any], status: int | None) -> Response:
+def _response(answer: dict[str, Any], status: int | None) -> Response:
     body = json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace")
     return Response(body + b"\n", status, content_type="application/json")
 
 
-def _answer(model: ServedModel, method: str, path: str, body: bytes) -> dict[str, Any]:
+def _answer(model: ServedModel) -> dict[str, Any]:
+    """Answers a request to the API."""
+    method, path = request.method, request.path
     match = PATHS[method].fullmatch(path)
     if not match:
         paths = "POST /v1/models/NAME:predict, GET /v1/models/NAME or GET /v1/models/NAME/metadata"
         _invalid(f"expected {paths}, got {method} {path}")
-    name, version, label, what = match.groups()
+    name, version, label, action = match.groups()
     version = int(version) if version else None
-    if method == "GET" and not what:
+    if method == "GET" and not action:
         return model.status(name, version)
     model.find(name, version, label)
-    if what == "/metadata":
+    if action == "/metadata":
         return metadata(model)
-    signature_name, inputs, by_row = read_request(model, body)
+    signature_name, inputs, by_row = read_request(model, request.get_data())
     outputs = model.predict(signature_name, inputs)
     return rows(outputs) if by_row else columns(outputs)
 
 
-def _document(model: ServedModel, body: bytes) -> dict[str, Any]:
-    """A text of any length, translated sentence by sentence: {"sources", "translations", "between"}."""
-    asked = _parsed(body)
-    if not isinstance(asked, dict) or not isinstance(asked.get("text"), str):
-        _invalid(f"expected an object with a text and options, got {_shown(asked)}")
+def _document(model: ServedModel) -> dict[str, Any]:
+    """Translates a text of any length, sentence by sentence: {"sources", "translations", "between"}."""
+    body = _parsed(request.get_data())
+    if not isinstance(body, dict) or not isinstance(body.get("text"), str):
+        _invalid(f"expected an object with a text and options, got {_shown(body)}")
     try:
-        return model.document(asked.pop("text"), asked)._asdict()
+        return model.document(body.pop("text"), body)._asdict()
     except (BadInput, TypeError) as error:
         _invalid(str(error))
 
 
 def metadata(model: ServedModel) -> dict[str, Any]:
-    """The answer of GetModelMetadata; like the server, it leaves out the defaults of inputs."""
+    """Returns the response of GetModelMetadata. Like the server, it omits the defaults of inputs."""
     signatures = {}
     for name, signature in model.signatures.items():
-        shown = type(signature)()
-        shown.CopyFrom(signature)
-        shown.ClearField("defaults")
         options = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
-        signatures[name] = MessageToDict(shown, **options)
+        signatures[name] = MessageToDict(signature, **options)
         signatures[name].pop("defaults", None)
     spec = {"name": model.name, "signature_name": "", "version": str(model.version)}
     return {"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}}
@@ -120,87 +124,88 @@ def metadata(model: ServedModel) -> dict[str, Any]:
 
 
 def read_request(model: ServedModel, body: bytes) -> tuple[str, dict[str, tf.Tensor], bool]:
-    """JSON to tensors.
+    """Converts JSON to tensors.
 
     Returns:
-        the signature's name; tensors by name; whether request and answer are row by row.
+        The signature's name, tensors by name, and whether request and response are row by row.
     """
-    asked = _parsed(body)
-    if not isinstance(asked, dict) or len(asked.keys() & {"instances", "inputs"}) != 1:
-        _invalid(f"expected an object with either instances or inputs, got {_shown(asked)}")
-    name = asked.get("signature_name", "")
+    content = _parsed(body)
+    if not isinstance(content, dict) or len(content.keys() & {"instances", "inputs"}) != 1:
+        _invalid(f"expected an object with either instances or inputs, got {_shown(content)}")
+    name = content.get("signature_name", "")
     name = DEFAULT_SIGNATURE if name == "" else name
-    known = sorted(each for each, signature in model.signatures.items() if signature.inputs)  # others are TensorFlow's
+    known = sorted(each for each, signature in model.signatures.items() if signature.inputs)  # not TensorFlow's own
     if name not in known:
         _invalid(f"signature_name: expected one of {', '.join(known)}, got {_shown(name)}")
     dtypes = {key: tf.dtypes.as_dtype(info.dtype) for key, info in sorted(model.signatures[name].inputs.items())}
-    by_row = "instances" in asked
-    given = _columns_of(asked["instances"], list(dtypes)) if by_row else _named(asked["inputs"], list(dtypes))
-    if missing := dtypes.keys() - given:
+    by_row = "instances" in content
+    values = _columns_of(content["instances"], list(dtypes)) if by_row else _named(content["inputs"], list(dtypes))
+    if missing := dtypes.keys() - values.keys():
         _invalid(f"inputs: expected values for {', '.join(dtypes)}, got none for {', '.join(sorted(missing))}")
-    read = {key: _read(key, given[key], dtype) for key, dtype in dtypes.items()}
-    return name, {key: tf.constant(values, dtypes[key], shape) for key, (shape, values) in read.items()}, by_row
+    read = {key: _read(key, values[key], dtype) for key, dtype in dtypes.items()}
+    return name, {key: tf.constant(flat, dtypes[key], shape) for key, (shape, flat) in read.items()}, by_row
 
 
 def _parsed(body: bytes) -> Any:
     try:
-        # Bytes that are not UTF-8 pass through, as they do in the server.
+        # Like the server, pass through bytes that are not UTF-8.
         return json.loads(body.decode("utf-8", "surrogateescape"))
     except ValueError as error:
         _invalid(f"expected JSON, got something else: {error}")
 
 
 def _columns_of(instances: Any, names: list[str]) -> dict[str, list[Any]]:
-    """[{input: value}, ...], or [value, ...] for a single input, as lists of values by input."""
+    """Converts [{input: value}, ...], or [value, ...] for a single input, to lists of values by input."""
     if not isinstance(instances, list) or not instances:
         _invalid(f"instances: expected a list of rows, got {_shown(instances)}")
-    given = [_named(row, names) if _is_object(row) == _is_object(instances[0]) else {} for row in instances]
-    for place, row in enumerate(given):
+    rows = [_named(row, names) if _is_object(row) == _is_object(instances[0]) else {} for row in instances]
+    for i, row in enumerate(rows):
         if sorted(row) != names:
             expected = f"a row with {', '.join(names)}, as the others"
-            _invalid(f"instances[{place}]: expected {expected}, got {_shown(instances[place])}")
-    return {name: [row[name] for row in given] for name in names}
+            _invalid(f"instances[{i}]: expected {expected}, got {_shown(instances[i])}")
+    return {name: [row[name] for row in rows] for name in names}
 
 
-def _named(given: Any, names: list[str]) -> dict[str, Any]:
-    """{input: value}; a value alone is that of a single input."""
-    if _is_object(given):
-        return dict(given)
-    return {names[0]: given} if len(names) == 1 else {}
+def _named(value: Any, names: list[str]) -> dict[str, Any]:
+    """Returns {input: value}. A bare value is that of a single input."""
+    if _is_object(value):
+        return dict(value)
+    return {names[0]: value} if len(names) == 1 else {}
 
 
-def _read(place: str, given: Any, dtype: tf.DType) -> tuple[list[int], list[Any]]:
-    """A value, or lists of lists of values: shape and values in order."""
-    if not isinstance(given, list):
-        return [], [_value(place, given, dtype)]
-    read = [_read(f"{place}[{i}]", each, dtype) for i, each in enumerate(given)]
+def _read(label: str, value: Any, dtype: tf.DType) -> tuple[list[int], list[Any]]:
+    """Returns the shape of a value or of nested lists, and the values in order."""
+    if not isinstance(value, list):
+        return [], [_value(label, value, dtype)]
+    read = [_read(f"{label}[{i}]", each, dtype) for i, each in enumerate(value)]
     inner = read[0][0] if read else []
     if any(shape != inner for shape, _ in read):
-        _invalid(f"{place}: expected values of one shape, got {_shown(given)}")
-    return [len(given), *inner], [value for _, values in read for value in values]
+        _invalid(f"{label}: expected values of one shape, got {_shown(value)}")
+    return [len(value), *inner], [one for _, values in read for one in values]
 
 
-def _value(place: str, given: Any, dtype: tf.DType) -> Any:
-    number = isinstance(given, int | float) and not isinstance(given, bool)
+def _value(label: str, value: Any, dtype: tf.DType) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     try:
-        if dtype == tf.string and isinstance(given, str):
-            return given.encode("utf-8", "surrogateescape")
-        if dtype == tf.string and _is_base64(given):
-            return base64.b64decode(given["b64"], validate=True)
-        if dtype.is_floating and number:
-            return float(given)
-        if dtype.is_integer and number and isinstance(given, int) and dtype.min <= given <= dtype.max:
-            return given
-    except (ValueError, OverflowError):  # half of a surrogate pair, other letters than base64's, a number of 400 digits
+        if dtype == tf.string and isinstance(value, str):
+            return value.encode("utf-8", "surrogateescape")
+        if dtype == tf.string and _is_base64(value):
+            return base64.b64decode(value["b64"], validate=True)
+        if dtype.is_floating and is_number:
+            return float(value)
+        if dtype.is_integer and is_number and isinstance(value, int) and dtype.min <= value <= dtype.max:
+            return value
+    # Half of a surrogate pair, letters that base64 does not use, or an integer of 400 digits.
+    except (ValueError, OverflowError):
         pass
-    _invalid(f"{place}: expected {dtype.name}, got {_shown(given)}")
+    _invalid(f"{label}: expected {dtype.name}, got {_shown(value)}")
 
 
 # Answers
 
 
 def rows(outputs: dict[str, np.ndarray]) -> dict[str, Any]:
-    """{"predictions": [row, ...]}, where a row is the value of the only output, or an object with all outputs."""
+    """Returns {"predictions": [row, ...]}. A row is the value of the only output, or an object with all outputs."""
     lists = {name: written(name, value) for name, value in outputs.items()}
     if len(lists) == 1:
         return {"predictions": next(iter(lists.values()))}
@@ -208,13 +213,13 @@ def rows(outputs: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def columns(outputs: dict[str, np.ndarray]) -> dict[str, Any]:
-    """{"outputs": value} for a single output, or {"outputs": {output: value}}."""
+    """Returns {"outputs": value} for a single output, or {"outputs": {output: value}}."""
     lists = {name: written(name, value) for name, value in outputs.items()}
     return {"outputs": lists if len(lists) > 1 else next(iter(lists.values()))}
 
 
 def written(name: str, value: np.ndarray) -> Any:
-    """An output as lists for JSON."""
+    """Converts an output to lists for JSON."""
     if value.dtype == object:
 
         def text(item: bytes) -> Any:
@@ -235,7 +240,7 @@ def _is_object(item: Any) -> bool:
 
 
 def _shown(item: Any) -> str:
-    """JSON for an error message: at most 256 characters, all of which can be sent."""
+    """Returns JSON for an error message: at most 256 characters, all ASCII."""
     return json.dumps(item, separators=(",", ":"))[:256]
 
 

@@ -5,13 +5,11 @@ import json
 import re
 import socket
 import threading
-from types import SimpleNamespace
 
 import chromium
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-import tensorflow as tf
 from browser import needs_browser, shown
 from checkpoints import M2M100
 from conftest import TEXTS
@@ -117,36 +115,6 @@ def test_numbers_are_the_shortest_that_are_read_back_as_they_were():
     assert (np.array(json.loads(text), np.float32) == values).all()
     assert text.startswith("[0.6, -1000000000.0, 0.33333334,")
     assert rest.written("x_bytes", np.array([[b"\xff"]], object)) == [[{"b64": "/w=="}]]
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ([10_007, 10_009], r"inputs: expected shapes of at most 65,\d\d\d values, .*, got 100,160,064"),
-        ([2**62, 2**62, 2**62], r"inputs: expected shapes of at most 65,\d\d\d values, .*"),
-        ([-3, -5], r"inputs: expected shapes of at most 65,\d\d\d values, .*, got 16"),
-        ([3], "inputs: expected tensors, got others: .*"),
-    ],
-)
-def test_a_few_bytes_claim_no_memory(model, shape, message):
-    """A tensor of one value, or of bytes for two, whose shape says more."""
-    predict_pb2 = pytest.importorskip("tensorflow_serving.apis.predict_pb2")
-    from savedmodels.playground import rpc
-
-    request = predict_pb2.PredictRequest()
-    request.model_spec.name = model.name
-    proto = tf.make_tensor_proto([0.5, 1.5]) if shape == [3] else tf.make_tensor_proto(0.5)
-    proto.tensor_shape.CopyFrom(tf.make_tensor_proto(0.0).tensor_shape)
-    for size in shape:
-        proto.tensor_shape.dim.add().size = size
-    for name in ("text", "more"):  # together
-        request.inputs[name].CopyFrom(proto if name == "more" else tf.make_tensor_proto(["a"]))
-
-    def abort(code, found):
-        raise RuntimeError(f"{code.name}: {found}")
-
-    with pytest.raises(RuntimeError, match=f"^INVALID_ARGUMENT: {message}$"):
-        rpc.Services(model).Predict(request, SimpleNamespace(abort=abort))
 
 
 def test_status_and_metadata_are_the_servers_protos(client, model):
@@ -299,7 +267,6 @@ def test_the_page_loads_nothing_from_elsewhere(client):
 
 
 def test_the_page_has_what_a_request_may_give(client, model, monkeypatch):
-    """A field for each option; none for an export without `translate`, such as a parser's."""
     fields = re.findall(
         r'<input id="(\w+)" type="number" min="(.*?)" max="(.*?)" step="(.*?)" value="(.*?)"', page(client)
     )
@@ -312,8 +279,6 @@ def test_the_page_has_what_a_request_may_give(client, model, monkeypatch):
     assert "const aligned = true, completes = false" in page(client)
     monkeypatch.setitem(model.signatures, "complete", model.signatures["translate"])
     assert "const aligned = true, completes = true" in page(client)
-    monkeypatch.delitem(model.signatures, "translate")
-    assert not re.findall(r'<input id="(\w+)"', page(client))
 
 
 @pytest.mark.slow
@@ -459,12 +424,6 @@ def test_a_text_of_several_sentences_is_translated_whole(ask, served):
 def test_what_a_document_is_refused_for(ask, body, message):
     status, answer = ask(body, "/document")
     assert status == 400 and answer["error"].startswith(message), answer
-
-
-def test_another_model_has_no_documents(ask, model, monkeypatch):
-    monkeypatch.setattr(model._export, "engine", None)
-    message = "document: expected a translator's export, got another model"
-    assert ask({"text": "a"}, "/document") == (400, {"error": message})
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/models/name"])

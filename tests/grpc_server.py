@@ -1,8 +1,6 @@
-"""TensorFlow Serving's gRPC API: Predict, GetModelMetadata and GetModelStatus. Needs tensorflow-serving-api."""
+"""A stand-in for TensorFlow Serving's gRPC API: Predict, GetModelMetadata, GetModelStatus of a playground's model."""
 
 import contextlib
-import math
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,9 +18,7 @@ from tensorflow_serving.apis import (
 )
 
 from savedmodels.playground.model import DEFAULT_SIGNATURE, ServedModel, ServingError
-from tf_transformer.config import BadInput
 
-MOST_FILLED = 65_536  # values of a request's inputs beyond its bytes
 FIELDS = {tf.string: "string_val", tf.float32: "float_val", tf.int32: "int_val", tf.bool: "bool_val"}
 
 
@@ -35,7 +31,8 @@ class Services(prediction_service_pb2_grpc.PredictionServiceServicer, model_serv
     def Predict(self, request: Any, context: grpc.ServicerContext) -> Any:
         with _errors(context):
             self._find(request.model_spec)
-            outputs = self.model.predict(request.model_spec.signature_name, _tensors(request), request.output_filter)
+            inputs = {name: tf.constant(tf.make_ndarray(proto)) for name, proto in request.inputs.items()}
+            outputs = self.model.predict(request.model_spec.signature_name, inputs, request.output_filter)
             answer = predict_pb2.PredictResponse(outputs={name: _proto(value) for name, value in outputs.items()})
             answer.model_spec.name = self.model.name
             answer.model_spec.version.value = self.model.version
@@ -65,14 +62,6 @@ class Services(prediction_service_pb2_grpc.PredictionServiceServicer, model_serv
         self.model.find(spec.name, spec.version.value if spec.HasField("version") else None, spec.version_label)
 
 
-class _Said(grpc.ServerInterceptor):
-    """Says each request on standard error."""
-
-    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        print("gRPC", handler_call_details.method, file=sys.stderr, flush=True)
-        return continuation(handler_call_details)
-
-
 @contextlib.contextmanager
 def _errors(context: grpc.ServicerContext) -> Iterator[None]:
     """Errors as gRPC statuses."""
@@ -80,24 +69,6 @@ def _errors(context: grpc.ServicerContext) -> Iterator[None]:
         yield
     except ServingError as error:
         context.abort(getattr(grpc.StatusCode, error.code, grpc.StatusCode.UNKNOWN), error.message)
-
-
-def _tensors(request: Any) -> dict[str, tf.Tensor]:
-    """Returns the inputs of a Predict request.
-
-    Raises:
-        ServingError: If an input is damaged, or claims a shape that is much larger than the request.
-    """
-    shapes = [[dim.size for dim in proto.tensor_shape.dim] for proto in request.inputs.values()]
-    # TensorFlow fills a tensor with its last value, so that a few bytes can claim all memory.
-    claimed, most = sum(map(math.prod, shapes)), request.ByteSize() + MOST_FILLED
-    if claimed > most or any(size < 0 for shape in shapes for size in shape):
-        message = f"inputs: expected shapes of at most {most:,} values, the bytes of the request and {MOST_FILLED:,}"
-        raise ServingError("INVALID_ARGUMENT", f"{message}, got {claimed:,}")
-    try:
-        return {name: tf.constant(tf.make_ndarray(proto)) for name, proto in request.inputs.items()}
-    except (TypeError, ValueError) as error:
-        raise ServingError("INVALID_ARGUMENT", f"inputs: expected tensors, got others: {error}") from error
 
 
 def _proto(value: np.ndarray) -> Any:
@@ -109,16 +80,11 @@ def _proto(value: np.ndarray) -> Any:
     return proto
 
 
-def serve(model: ServedModel, port: int, verbose: bool = False) -> tuple[grpc.Server, int]:
-    """Start a server on the local address, and return it with its port."""
-    said = [_Said()] if verbose else []
-    server = grpc.server(ThreadPoolExecutor(8), interceptors=said, options=[("grpc.so_reuseport", 0)])
-    services = Services(model)
+def serve(model: ServedModel) -> tuple[grpc.Server, int]:
+    """Starts a server on a free port of the local address, and returns both."""
+    server, services = grpc.server(ThreadPoolExecutor(8)), Services(model)
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(services, server)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(services, server)
-    try:
-        port = server.add_insecure_port(f"127.0.0.1:{port}")
-    except RuntimeError as error:
-        raise BadInput(f"--grpc-port: expected a free port, got {port}: {error}") from error
+    port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     return server, port
