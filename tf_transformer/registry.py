@@ -42,7 +42,7 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
     },
     "tasks": {
         "translation": "training.tasks:TRANSLATION",
-        "parsing": "extensions.parsing.task:PARSING",
+        "parsing": "extensions.parsing.parser:PARSING",
     },
     # Other commands are the modules of trainers/.
     "commands": {"check": "extensions.conformance.check:main"},

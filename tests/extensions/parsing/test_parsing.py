@@ -12,9 +12,9 @@ from nltk import Tree
 
 import tf_transformer as tt
 from tf_transformer.extensions.parsing import in_graph
+from tf_transformer.extensions.parsing.corpus import encoder_of
 from tf_transformer.extensions.parsing.parser import Grammar, Parser
 from tf_transformer.extensions.parsing.treebank import as_line, linearised, read_tree, to_tree, words_of
-from tf_transformer.extensions.parsing.words import encoder_of
 from tf_transformer.tokenizers.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
 
 TREES = [

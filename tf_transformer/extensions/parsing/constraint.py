@@ -1,4 +1,4 @@
-"""The constraint inside the parser's search (section 6.3): which symbols may follow the beginning of a tree."""
+"""The constraint of the parser's search (section 6.3): which tokens may continue a tree."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,13 +18,16 @@ OTHER, WORD, LEAF, OPEN, CLOSE, END = range(6)  # kinds of ids
 class Grammar:
     """Restricts lines of ids to trees over given words.
 
-    A word's first piece comes at the beginning, or after the symbol of the word before. A closing bracket closes the
-    innermost open constituent, which has its label and is not empty. At the end nothing is open, and there is always
+    A word's first subword comes at the start, or after the symbol of the previous word. A closing bracket closes the
+    innermost open constituent, which has its label and is not empty. EOS comes when nothing is open. There is always
     room to close what is open.
 
     Args:
-        symbols: of the tokenizer.
-        vocab_size: V.
+        symbols: The tokenizer's symbols of trees.
+        vocab_size: Vocabulary size V.
+
+    Raises:
+        BadInput: If there are no symbols for words, or an opening bracket has no closing one.
     """
 
     def __init__(self, symbols: list[str], vocab_size: int) -> None:
@@ -41,38 +44,39 @@ class Grammar:
         self.kinds, self.closing = np.array(kinds, np.int32), np.array(closing, np.int32)
 
     def allowed(self, firsts: Tensor, count: Tensor, max_length: Tensor) -> Callable[..., Any]:
-        """For `search.beam_search(allowed=...)`.
+        """Returns a function for `search.beam_search(allowed=...)`.
 
         Args:
-            firsts: int32 [B, N], the first piece of each word.
-            count: int32 [B], how many words there are in each row.
-            max_length: int32 [B], more than twice the number of words, if there are words.
+            firsts: int32 [B, N], the first subword of each word.
+            count: int32 [B], number of words.
+            max_length: int32 [B], more than twice the number of words if there are words.
         """
         all_kinds, closing_of = ops.convert_to_tensor(self.kinds), ops.convert_to_tensor(self.closing)
         firsts = ops.pad(firsts, ((0, 0), (0, 1)))
 
         def allowed(ids: Tensor, position: Tensor, row: Tensor) -> Any:
-            kinds = gather(all_kinds, ids)  # [B, K, L]; after `position` all is OTHER
+            kinds = gather(all_kinds, ids)  # [B, K, L]; OTHER from `position` on
             opens = kinds == OPEN
             depths = ops.cumsum(_count(opens) - _count(kinds == CLOSE), axis=2)
             depth = depths[:, :, -1]  # [B, K]
             words = ops.sum(_count(kinds == WORD), axis=2)
             leaves = ops.sum(_count(kinds == LEAF), axis=2)
             total = gather(count, row)[:, None]
-            now = (words == leaves) & (words < total)  # the next word comes
-            named = words > leaves  # the newest word has no symbol yet
-            innermost = _last(opens & (depths == depth[:, :, None]))  # place of the innermost open bracket
+            word_is_next = (words == leaves) & (words < total)
+            needs_symbol = words > leaves
+            innermost = _last(opens & (depths == depth[:, :, None]))  # index of the innermost open bracket
             closing = gather(closing_of, gather(ids, ops.maximum(innermost, 0), batch_dims=2))
-            newest = position - 1 - _last((kinds != OTHER) & ~opens)  # opening brackets at the end
-            room = gather(max_length, row)[:, None] - position - 1  # after what comes now
-            least = 2 * total - words - leaves + depth + 2  # symbols that must come after an opening bracket
-            never = ops.zeros_like(now)
+            opened = position - 1 - _last((kinds != OTHER) & ~opens)  # opening brackets at the end
+            room = gather(max_length, row)[:, None] - position - 1  # after the next token
+            # After an opening bracket there must be room for the other words and symbols, all closing brackets and EOS.
+            needed = 2 * total - words - leaves + depth + 2
+            never = ops.zeros_like(word_is_next)
             may = {
                 OTHER: never,
-                WORD: never,  # but one
-                LEAF: named,
-                OPEN: named & (newest < MOST_OPEN) & (least <= room),
-                CLOSE: never,  # but one
+                WORD: never,  # except one, below
+                LEAF: needs_symbol,
+                OPEN: needs_symbol & (opened < MOST_OPEN) & (needed <= room),
+                CLOSE: never,  # except one, below
                 END: (leaves == total) & (depth == 0),
             }
             may_follow = gather(ops.stack([may[kind] for kind in sorted(may)], axis=2), all_kinds, axis=2)
@@ -82,7 +86,8 @@ class Grammar:
                 is_id = ops.arange(len(self.kinds), dtype="int32") == id[:, :, None]  # [B, K, V]
                 return condition[:, :, None] & is_id
 
-            return may_follow | only(first, now) | only(closing, ~now & (depth > 0) & (newest == 0))
+            may_close = ~word_is_next & (depth > 0) & (opened == 0)
+            return may_follow | only(first, word_is_next) | only(closing, may_close)
 
         return allowed
 
@@ -92,6 +97,6 @@ def _count(condition: Tensor) -> Any:
 
 
 def _last(condition: Tensor) -> Any:
-    """The last place where condition [B, K, L] holds, or -1: int32 [B, K]."""
-    places = ops.arange(size(condition, 2), dtype="int32")
-    return ops.max(ops.where(condition, places, -1), axis=2)
+    """Returns the last index where condition [B, K, L] holds, or -1: int32 [B, K]."""
+    indices = ops.arange(size(condition, 2), dtype="int32")
+    return ops.max(ops.where(condition, indices, -1), axis=2)

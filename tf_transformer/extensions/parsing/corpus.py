@@ -1,39 +1,43 @@
-"""Treebanks as a corpus to train a parser on (section 6.3)."""
+"""Treebanks as training data for a parser (section 6.3)."""
 
 import hashlib
+import itertools
 import json
 import os
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from tf_transformer.config import BadInput
 from tf_transformer.data.corpus import Corpus, Files
 from tf_transformer.data.pairs import Encode, Source, Texts
 from tf_transformer.extensions.parsing import treebank
-from tf_transformer.extensions.parsing.words import MAX_LENGTH, encoder_of
-from tf_transformer.tokenizers.tokenizer import Tokenizer
+from tf_transformer.tokenizers.strings import utf8
+from tf_transformer.tokenizers.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.type_names import VocabularyKind
 from tf_transformer.utils.values import Count, Kind, check_fields, checked
 
-# A list of gold trees is as many times as long as the ratio is small.
+# A small ratio repeats the gold trees many times in memory, hence the lower limit.
 Ratio = Annotated[float, Kind("a number from 0.001 to 1,000", lambda number: 0.001 <= number <= 1_000)]
 WSJ = {"train": range(2, 22), "dev": [22], "test": [23]}  # sections
+MAX_LENGTH = 512  # training pairs have at most so many tokens per side, EOS included
+SEPARATORS = ("Zs", "Zl", "Zp", "Cc")  # white space and control characters, where words end
 
 
 @dataclass(frozen=True)
 class TreebankSource(Source):
-    """Bracketed trees; sources are their words, targets their symbols.
+    """Bracketed trees. Sources are their words, targets their symbols.
 
     Attributes:
-        files: of trees, read when the source is made.
-        tags: learn each word's tag; otherwise XX for every word.
-        extra: files of trees that another parser made.
-        ratio: how many of them for each gold tree.
+        files: Files of trees, read when the source is made.
+        tags: Learn each word's tag; otherwise XX for every word.
+        extra: Files of trees that another parser made.
+        ratio: Number of extra trees per gold tree.
 
     Raises:
-        BadInput: a file is missing, or is not trees; the message says where.
+        BadInput: If a file is missing or contains something else than trees.
     """
 
     files: Files
@@ -90,40 +94,40 @@ def TreebankCorpus(
     """A corpus of bracketed trees, read when it is made.
 
     Args:
-        train: files of trees.
-        dev: files of trees to watch the training with.
-        test: files of trees to score the result with; `None` means the dev files.
-        tags: learn each word's tag; otherwise XX for every word.
-        extra: files of trees that another parser made, to train on, too.
-        ratio: how many of them for each gold tree.
+        train: Files of trees.
+        dev: Files of trees to validate on.
+        test: Files of trees to score the result with. Defaults to the dev files.
+        tags: Learn each word's tag; otherwise XX for every word.
+        extra: Files of trees that another parser made, as additional training data.
+        ratio: Number of extra trees per gold tree.
 
     Raises:
-        BadInput: a file is missing, or is not trees; the message says where.
+        BadInput: If a file is missing or contains something else than trees.
     """
     source = TreebankSource(train, tags, extra, ratio)
     return Corpus(source, read_texts(dev, "dev"), read_texts(test, "test") if test else None)
 
 
 def wsj(folder: str | os.PathLike[str]) -> tuple[Files, Files, Files]:
-    """The Wall Street Journal's wsj_NNNN.mrg in a folder: sections 2 to 21 to train, 22 as dev, 23 as test."""
+    """Returns the Wall Street Journal's files for training (sections 2 to 21), dev (22) and test (23)."""
     train, dev, test = (treebank.wsj_files(folder, sections) for sections in WSJ.values())
     return train, dev, test
 
 
 def read_texts(files: Files, name: str = "given") -> Texts:
-    """The words of trees in files, and the trees as lines; `name` is what messages call the files."""
+    """Returns the words of trees in files, and the trees as lines. Messages call the files `name`."""
     trees = _trees(name, files)
     return [words_of(tree) for tree in trees], [treebank.as_line(tree) for tree in trees]
 
 
 def words_of(tree: Any) -> str:
-    """A tree's words with spaces between them."""
+    """Returns a tree's words, separated by spaces."""
     return " ".join(treebank.words_of(tree))
 
 
 @checked
 def mixed(gold: list[Any], extra: list[Any], ratio: Ratio) -> list[Any]:
-    """Gold trees, repeated as needed, and `ratio` times as many other trees."""
+    """Returns gold trees, repeated as needed, and `ratio` times as many extra trees."""
     times = max(1, round(len(extra) / (ratio * len(gold))))
     return gold * times + extra[: round(ratio * len(gold) * times)]
 
@@ -133,3 +137,47 @@ def _trees(name: str, files: Files) -> list[Any]:
     if not trees:
         raise BadInput(f"expected trees with words in the {name} files, got none")
     return trees
+
+
+class ParserInput(NamedTuple):
+    """Texts as words and as ids for the encoder, padded with zeros."""
+
+    words: Any  # string [B, None], all words as the text spells them
+    count: Any  # int32 [B], number of words that are parsed, from the first on
+    firsts: Any  # int32 [B, N], first subword of each of these
+    ids: Any  # int32 [B, S], subwords of these, and EOS
+    length: Any  # int32 [B], number of ids without EOS, at least one per word
+    truncated: Any  # bool [B], whether the text has more words
+
+
+def split_words(text: bytes) -> list[str]:
+    """Returns a text's words as it spells them."""
+    plain = "".join(" " if unicodedata.category(one) in SEPARATORS else one for one in utf8(text))
+    return [word for word in plain.split(" ") if word]
+
+
+def encoder_of(tokenizer: Tokenizer) -> Encode:
+    """Returns a function from texts, and linearized trees with spaces between their symbols, to the ids of each.
+
+    In a target each word's first subword precedes its brackets and its symbol. It tells the decoder which word comes
+    next, so the decoder does not have to count.
+    """
+    symbols = {symbol: id for id, symbol in enumerate(tokenizer.controls, FIRST_ID)}
+
+    def encode(texts: Sequence[bytes], lines: Sequence[bytes]) -> tuple[list[list[int]], list[list[int]]]:
+        words = [[treebank.with_brackets(word) for word in split_words(text)] for text in texts]
+        pieces = iter(tokenizer.encode([word for row in words for word in row]))
+        sources, targets = [], []
+        for row, line in zip(words, lines, strict=True):
+            ids_by_word = [next(pieces) for _ in row]
+            sources.append([id for ids in ids_by_word for id in ids])
+            firsts = iter([ids[0] if ids else UNKNOWN_ID for ids in ids_by_word])
+            target = list(itertools.islice(firsts, 1))
+            for symbol in line.decode().split():
+                target.append(symbols.get(symbol, UNKNOWN_ID))
+                if symbol[0] not in "()":  # a word's symbol, after which the next word begins
+                    target += itertools.islice(firsts, 1)
+            targets.append(target)
+        return sources, targets
+
+    return encode

@@ -1,4 +1,4 @@
-"""Labelled bracket precision, recall and F1 as EVALB with COLLINS.prm counts them (Sekine and Collins 1997)."""
+"""Labelled bracket precision, recall and F1 as EVALB counts them with COLLINS.prm (Sekine and Collins 1997)."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -18,14 +18,14 @@ EQUAL = {"PRT": "ADVP"}  # labels that count as another
 
 @dataclass(frozen=True)
 class Score:
-    """Counts of brackets in one sentence; the sum of scores counts many sentences."""
+    """Counts of brackets in a sentence. Scores add up."""
 
     matched: int = 0
     gold: int = 0
     test: int = 0
     complete: int = 0  # sentences whose brackets all match
     right_tags: int = 0
-    words: int = 0  # that count
+    words: int = 0  # without punctuation
     sentences: int = 0
 
     signature = "EVALB with COLLINS.prm"
@@ -49,12 +49,12 @@ class Score:
 
     @property
     def complete_match(self) -> float:
-        """Percent of the sentences."""
+        """Percentage of sentences whose brackets all match."""
         return _percent(self.complete, self.sentences)
 
     @property
     def tagging(self) -> float:
-        """Percent of the words that count."""
+        """Percentage of right tags."""
         return _percent(self.right_tags, self.words)
 
     def __add__(self, other: "Score") -> "Score":
@@ -68,22 +68,20 @@ class Score:
 
 
 def score(gold: "Tree", test: "Tree") -> Score:
-    """One sentence's brackets.
+    """Counts one sentence's brackets.
 
-    A bracket is a constituent's label with its first and its last word. Roots, punctuation and constituents of nothing
-    but punctuation do not count. The gold tags decide for both trees which words are punctuation; EVALB takes each
-    tree's own tags, and skips sentences where the remaining words then differ.
-
-    Trees without words count as nothing.
+    A bracket is a constituent's label with its first and its last word. Roots, punctuation and constituents of only
+    punctuation do not count. The gold tags decide for both trees which words are punctuation. (EVALB takes each tree's
+    own tags, and skips sentences where the remaining words then differ.)
 
     Raises:
-        BadInput: these are not trees, or not over the same words.
+        BadInput: If these are not trees over the same words.
     """
     if wrong := [tree for tree in (gold, test) if not hasattr(tree, "leaves")]:
         raise BadInput(f"expected trees, such as read_tree makes of a text, got {shown(wrong[0])}")
-    words, others = words_of(gold), words_of(test)
-    if words != others:
-        raise BadInput(f"expected trees over the same words, got {words} and {others}"[:400])
+    gold_words, words = words_of(gold), words_of(test)
+    if gold_words != words:
+        raise BadInput(f"expected trees over the same words, got {gold_words} and {words}"[:400])
     if not words:
         return Score()
     tags = [(gold_tag, tag) for (_, gold_tag), (_, tag) in zip(gold.pos(), test.pos(), strict=True)]
@@ -102,30 +100,30 @@ def score(gold: "Tree", test: "Tree") -> Score:
 
 
 def brackets(tree: "Tree", counts: list[bool]) -> Counter[Any]:
-    """The number of times that each constituent (label, first word, word after the last) occurs."""
-    found: Counter[Any] = Counter()
-    places = iter(counts)
+    """Counts each constituent (label, first word, word after the last), over the words that count."""
+    constituents: Counter[Any] = Counter()
+    widths = iter(counts)
 
     def end_of(node: Any, start: int) -> int:
         if isinstance(node[0], str):
-            return start + next(places)
+            return start + next(widths)
         end = start
         for child in node:
             end = end_of(child, end)
         label = base_label(node.label())
         if end > start and label not in ROOTS:
-            found[EQUAL.get(label, label), start, end] += 1
+            constituents[EQUAL.get(label, label), start, end] += 1
         return end
 
     end_of(tree, 0)
-    return found
+    return constituents
 
 
 def total(gold: "Iterable[Tree]", test: "Iterable[Tree]") -> Score:
-    """The sum over sentences.
+    """Adds up the scores of sentences.
 
     Raises:
-        BadInput: there are more trees on one side, or none.
+        BadInput: If the numbers of trees differ or are 0.
     """
     gold, test = list(gold), list(test)
     if not 0 < len(test) == len(gold):

@@ -1,4 +1,4 @@
-"""A parser as functions of tensors, for a SavedModel: what `Parser` does in Python."""
+"""The parser as functions of tensors, for a SavedModel. `Parser` has the same functions in Python."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.extensions.parsing.constraint import LEAF, Grammar
+from tf_transformer.extensions.parsing.corpus import ParserInput
 from tf_transformer.extensions.parsing.treebank import BRACKETS, ESCAPES, NO_TAG, ROOT
-from tf_transformer.extensions.parsing.words import Source
 from tf_transformer.masks import PAD_ID
 from tf_transformer.serving.contract import Root, Signature
 from tf_transformer.tokenizers.strings import valid_text
@@ -15,9 +15,9 @@ from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer
 from tf_transformer.utils.type_names import Tensor
 
 
-def read(text: Tensor, tokenizer: Tokenizer, most: int) -> Source:
-    """Texts [B] as words and ids; words beyond the first `most` pieces are left out. See `Parser.read`."""
-    # White space and control characters of all kinds separate words, as they do where trees are read.
+def read(text: Tensor, tokenizer: Tokenizer, most: int) -> ParserInput:
+    """Reads texts [B]; words beyond the first `most` subwords are omitted. Like `Parser.read`."""
+    # These classes are those of `SEPARATORS`, so that the graph and Python see the same words.
     words = tf.strings.split(tf.strings.regex_replace(valid_text(text), r"[\p{Z}\p{Cc}]+", " "))
     plain = words.flat_values
     for name, bracket in BRACKETS.items():
@@ -32,7 +32,7 @@ def read(text: Tensor, tokenizer: Tokenizer, most: int) -> Source:
     fits = ends <= most
     count = tf.reduce_sum(tf.cast(fits, tf.int32), axis=1)
     ids = tf.ragged.boolean_mask(pieces, fits).merge_dims(1, 2)
-    return Source(
+    return ParserInput(
         words=words,
         count=count,
         firsts=firsts.to_tensor(),
@@ -42,20 +42,20 @@ def read(text: Tensor, tokenizer: Tokenizer, most: int) -> Source:
     )
 
 
-def trees(ids: Tensor, source: Source, grammar: Grammar, written: list[str]) -> Any:
-    """Ids [B, L] of well-formed lines of symbols, as trees [B]; see `Parser.tree`."""
+def trees(ids: Tensor, source: ParserInput, grammar: Grammar, written: list[str]) -> Any:
+    """Converts ids [B, L] of well-formed lines of symbols to trees [B]. Like `Parser.tree`."""
     words = source.words
     for pattern, replacement in ESCAPES:
         words = tf.strings.regex_replace(words, pattern, replacement)
     is_leaf = tf.gather(grammar.kinds, ids) == LEAF
-    place = tf.maximum(tf.cumsum(tf.cast(is_leaf, tf.int32), axis=1) - 1, 0)
+    index = tf.maximum(tf.cumsum(tf.cast(is_leaf, tf.int32), axis=1) - 1, 0)
     dense = tf.pad(words.to_tensor(""), [[0, 0], [0, 1]])
-    word = tf.gather(dense, place, batch_dims=1)  # [B, L]
+    word = tf.gather(dense, index, batch_dims=1)  # [B, L]
     names = tf.gather(written, ids)
     inner = tf.strings.reduce_join(tf.where(is_leaf, tf.strings.join([names, word, ")"]), names), axis=1)
-    is_left = tf.ragged.range(tf.cast(words.row_lengths(), tf.int32)) >= source.count[:, tf.newaxis]
-    left = tf.strings.join([f" ({NO_TAG} ", tf.ragged.boolean_mask(words, is_left), ")"])
-    tree = tf.strings.join([f"({ROOT}", inner, tf.strings.reduce_join(left, axis=1), ")"])
+    is_omitted = tf.ragged.range(tf.cast(words.row_lengths(), tf.int32)) >= source.count[:, tf.newaxis]
+    omitted = tf.strings.join([f" ({NO_TAG} ", tf.ragged.boolean_mask(words, is_omitted), ")"])
+    tree = tf.strings.join([f"({ROOT}", inner, tf.strings.reduce_join(omitted, axis=1), ")"])
     return tf.where(source.count > 0, tree, "")
 
 
@@ -63,8 +63,8 @@ class ParserExport(Root):
     """A parser's SavedModel.
 
     Args:
-        parser: a `Parser`; the export fixes its options of the search.
-        facts: further answers of `model_info`, e.g. step, f1.
+        parser: A `Parser`, whose search options the export fixes.
+        facts: Additional answers of `model_info`, such as step and f1.
     """
 
     def __init__(self, parser: Any, **facts: Any) -> None:

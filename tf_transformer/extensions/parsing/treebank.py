@@ -1,14 +1,11 @@
-"""Reads bracketed trees, brings them to a normal form, and converts them to lines of symbols and back (Vinyals et al.
-2015).
+"""Reads bracketed trees, normalizes them, and converts them to lines of symbols and back (Vinyals et al. 2015).
 
 A tree is an `nltk.Tree` (`pip install "tf-transformer[parsing]"`). The normal form is the usual one for the Wall Street
-Journal. The root is TOP. Function labels (NP-SBJ, PP=2) are cut. Traces and other null elements (-NONE-) are removed,
-with every constituent that this empties. Every word stands alone under its tag, as it is in a text.
+Journal: the root is TOP, function labels are cut (NP-SBJ, PP=2), traces and other null elements (-NONE-) are removed
+together with every constituent that this empties, and each word has its own tag.
 
-Trees may be deep. Functions that go down them use loops: a comprehension takes another frame of Python's stack.
-
-In a line of brackets a word may be written otherwise. What the Penn Treebank writes is read: -LCB- for {, and a
-backslash before a slash or a star. What is written here is `ESCAPES`.
+Reading accepts the Penn Treebank's escapes: -LCB- for {, and a backslash before a slash or a star. Writing uses
+`ESCAPES`.
 """
 
 import os
@@ -26,21 +23,21 @@ if TYPE_CHECKING:
     from nltk import Tree
 
 ROOT = "TOP"
-ROOTS = ("", "TOP", "ROOT", "S1")  # treebanks' names of the root
-NO_TAG = "XX"  # what stands for a word where tags are left out (section 2.1 of Vinyals et al. 2015)
+ROOTS = ("", "TOP", "ROOT", "S1")  # names that treebanks give the root
+NO_TAG = "XX"  # every word's tag in trees without tags (section 2.1 of Vinyals et al. 2015)
 NULL = "-NONE-"
 BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
-# How a word is written in a tree, in regular expressions that Python and TensorFlow read alike. A backslash before a
-# slash or a star would be the treebank's; one before a bracket would make it a part of the word for nltk.
+# Rewrites a word for a tree, in regular expressions that Python and TensorFlow read alike. A backslash before a slash
+# or a star would be the treebank's escape, and one before a bracket would make it a part of the word for nltk.
 ESCAPES = ((r"\(", "-LRB-"), (r"\)", "-RRB-"), (r"\\([/*])", r"\\\\\1"), (r"\\$", r"\\ "))
 
 
 def read_trees(paths: Any) -> "list[Tree]":
-    """Read the trees of one or several files, plain or .gz, in the normal form; a tree may span lines.
+    """Reads normalized trees from one or several files, plain or .gz. A tree may span lines.
 
     Raises:
-        FileNotFoundError: a file is missing.
-        BadInput: a file is not UTF-8, or a part of it is no tree; the message says where.
+        FileNotFoundError: If a file is missing.
+        BadInput: If a file is not UTF-8 or contains something else than trees.
     """
     one = isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable)
     return [tree for path in ([paths] if one else paths) for tree in _read(user_path(path))]
@@ -66,96 +63,101 @@ def _read(path: Path) -> "Iterator[Tree]":
                     yield tree
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: expected UTF-8, got the byte 0x{error.object[error.start]:02x}") from error
-    except BadInput:
-        raise  # a damaged .gz
+    except BadInput:  # a damaged .gz
+        raise
     except (ValueError, RecursionError) as error:
-        what = f"expected a bracketed tree, got something else: {_first_words(error)}"
-        raise BadInput(f"{path}, line {first:,}: {what}") from error
+        message = f"expected a bracketed tree, got something else: {_one_line(error)}"
+        raise BadInput(f"{path}, line {first:,}: {message}") from error
     if lines:
-        raise BadInput(
-            f"{path}, line {first:,}: expected a bracketed tree, got one without its last {depth:,} brackets"
-        )
+        message = f"expected a bracketed tree, got one without its last {depth:,} brackets"
+        raise BadInput(f"{path}, line {first:,}: {message}")
 
 
-def _first_words(error: Exception) -> str:
-    """An error's message in one line; nltk's has several."""
-    return " ".join(str(error).split())[:200]
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]  # nltk's messages have several lines
 
 
 def wsj_files(folder: str | os.PathLike[str], sections: Iterable[int]) -> list[Path]:
-    """The .mrg files of some sections of the Penn Treebank's Wall Street Journal, e.g. range(2, 22) to train on.
+    """Returns the .mrg files of some sections of the Penn Treebank's Wall Street Journal.
 
     Args:
-        folder: where wsj_0201.mrg and so on lie, in folders of sections or not.
-        sections: numbers from 0 to 24.
+        folder: Directory of wsj_0201.mrg and so on, with or without a subdirectory for each section.
+        sections: Section numbers from 0 to 24, such as `range(2, 22)` for training.
+
+    Raises:
+        FileNotFoundError: If a section has no files.
     """
-    wanted = {f"{section:02}" for section in sections}
-    files = sorted(path for path in user_path(folder).rglob("wsj_*.mrg") if path.name[4:6] in wanted)
-    missing = wanted - {path.name[4:6] for path in files}
+    names = {f"{section:02}" for section in sections}
+    files = sorted(path for path in user_path(folder).rglob("wsj_*.mrg") if path.name[4:6] in names)
+    missing = names - {path.name[4:6] for path in files}
     if missing:
         raise FileNotFoundError(
-            f"{folder}: expected wsj_NNNN.mrg of the sections {min(wanted)} to {max(wanted)}, "
+            f"{folder}: expected wsj_NNNN.mrg of the sections {min(names)} to {max(names)}, "
             f"found none of {', '.join(sorted(missing))}"
         )
     return files
 
 
 def read_tree(text: str) -> "Tree":
-    """Read a tree from a text, in the normal form. A word may stand in brackets of its own, as in (PRP (She)).
+    """Reads a normalized tree from a text. A word may have its own brackets: (PRP (She)).
 
     Raises:
-        BadInput: the text is not a tree, or has a constituent without words; or nltk is not installed.
+        BadInput: If the text is not a tree or has a constituent without words, or if nltk is not installed.
     """
     import_extra("nltk", "parsing", "a tree")
     try:
         return _tree_of(text)
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadInput(f"expected a bracketed tree, got {shown(text)}: {_first_words(error)}") from error
+        raise BadInput(f"expected a bracketed tree, got {shown(text)}: {_one_line(error)}") from error
 
 
 def _tree_of(text: str) -> "Tree":
     from nltk import Tree
 
-    apart = re.sub(r"\\(?=[()])", r"\\ ", text)  # a backslash at the end of a word: nltk 3.10 would read on
-    tree = Tree.fromstring(apart, read_leaf=_without_escapes)
+    def unescaped(word: str) -> str:
+        return re.sub(r"\\([/*])", r"\1", word)
+
+    # nltk 3.10 would take a bracket after a word's last backslash for a part of the word.
+    tree = Tree.fromstring(re.sub(r"\\(?=[()])", r"\\ ", text), read_leaf=unescaped)
     for node in tree.subtrees():
         empty = [child for child in node if isinstance(child, Tree) and not len(child)]
         if not empty:
             continue
         if len(node) > 1 or node.label() in ROOTS or not empty[0].label():
             raise ValueError(f"no word in ({empty[0].label()})")
-        node[0] = _without_escapes(empty[0].label())  # a word in brackets of its own
+        node[0] = unescaped(empty[0].label())  # (PRP (She))
     return normalised(tree)
 
 
 def as_line(tree: "Tree") -> str:
-    """A tree as one line of text; the inverse of `read_tree`.
+    """Writes a tree as one line of text. Inverse of `read_tree`.
 
     Raises:
-        BadInput: a word is empty, or has white space.
+        BadInput: If a word is empty or contains white space.
     """
     parts = []
+    # Loops, here and below: a comprehension takes another frame of Python's stack at each level of a deep tree.
     for part in tree:
         parts.append(escaped(part) if isinstance(part, str) else as_line(part))
     return f"({tree.label()} {' '.join(parts)})"
 
 
 def drawn(tree: "Tree") -> str:
-    """A tree drawn with characters, in several lines."""
+    """Draws a tree with characters, in several lines."""
     from nltk.tree.prettyprinter import TreePrettyPrinter
 
     return TreePrettyPrinter(tree).text(unicodelines=True)
 
 
 def picture(tree: "Tree") -> str:
-    """A tree drawn as SVG."""
+    """Draws a tree as SVG."""
     from nltk.tree.prettyprinter import TreePrettyPrinter
 
     return TreePrettyPrinter(tree).svg()
 
 
 def normalised(tree: "Tree") -> "Tree":
-    """A tree in the normal form (see the top of this file). A tree without words becomes TOP alone."""
+    """Returns a tree in the normal form (see the module's docstring). A tree without words becomes a bare TOP."""
     from nltk import Tree
 
     def parts(node: Any) -> list[Tree]:
@@ -176,25 +178,25 @@ def normalised(tree: "Tree") -> "Tree":
 
 
 def base_label(label: str) -> str:
-    """A constituent's label without its functions and indices: NP of NP-SBJ-1 and of NP=2."""
+    """Returns a label without functions and indices: NP for NP-SBJ-1 and NP=2."""
     return label if label.startswith("-") else re.split("[-=]", label)[0] or label
 
 
 def words_of(tree: "Tree") -> list[str]:
-    """A tree's words as they are written in a text: brackets are brackets, not -LRB- and -RRB-."""
+    """Returns a tree's words as a text has them: brackets, not -LRB- and -RRB-."""
     return [with_brackets(word) for word in tree.leaves()]
 
 
 def with_brackets(word: str) -> str:
-    """A word in which -LRB- is a bracket, and so are the other names in `BRACKETS`."""
+    """Replaces -LRB- and the other names in `BRACKETS` by brackets."""
     return re.sub("|".join(BRACKETS), lambda name: BRACKETS[name[0]], word)
 
 
 def escaped(word: str) -> str:
-    """A word as it is written in a tree.
+    """Returns a word as a tree has it.
 
     Raises:
-        BadInput: it is empty, or has white space.
+        BadInput: If it is empty or contains white space.
     """
     if not re.fullmatch(r"\S+", word):
         raise BadInput(f"expected words of a tree without white space, got {shown(word)}")
@@ -203,14 +205,9 @@ def escaped(word: str) -> str:
     return word
 
 
-def _without_escapes(word: str) -> str:
-    """A word as it is written in a tree, without the backslashes before slashes and stars."""
-    return re.sub(r"\\([/*])", r"\1", word)
-
-
 @checked
 def linearised(tree: "Tree", tags: bool = True) -> list[str]:
-    """A tree in the normal form as symbols: "(NP", ")NP", and a tag or XX for each word. The root is left out.
+    """Converts a normalized tree to symbols: "(NP", ")NP", and for each word its tag, or XX. Omits the root.
 
     (TOP (S (NP (PRP He)) (VP (VBD slept)))) becomes (S (NP PRP )NP (VP VBD )VP )S.
     """
@@ -228,33 +225,32 @@ def linearised(tree: "Tree", tags: bool = True) -> list[str]:
 
 @checked
 def is_well_formed(symbols: list[str], count: Natural) -> bool:
-    """Whether symbols, unchanged, are a tree over `count` words, without empty constituents."""
-    stack, words, before = [], 0, ""
+    """Returns whether symbols form a tree over `count` words, without repair and without empty constituents."""
+    stack, words, previous = [], 0, ""
     for symbol in symbols:
         if symbol[0] == "(":
             stack.append(symbol[1:])
         elif symbol[0] == ")":
-            if not stack or stack.pop() != symbol[1:] or before[0] == "(":
+            if not stack or stack.pop() != symbol[1:] or previous[0] == "(":
                 return False
         else:
             words += 1
-        before = symbol
+        previous = symbol
     return not stack and words == count
 
 
 def to_tree(symbols: list[str], words: list[str]) -> "Tree":
-    """The tree of a line of symbols over its words, in the normal form; the inverse of `linearised`.
+    """Converts symbols and their words to a normalized tree. Inverse of `linearised`.
 
-    Ill-formed lines are repaired from left to right. A closing bracket closes the innermost open constituent with its
-    label and everything inside; without one, the bracket is dropped. Symbols of extra words are dropped. At the end,
-    open constituents are closed, missing words are put under the root with the tag XX, and constituents without words
-    are removed.
+    Repairs ill-formed lines from left to right. A closing bracket closes the innermost open constituent with its label
+    and everything inside. Brackets that close nothing and symbols without a word are dropped. At the end, open
+    constituents are closed, missing words are put under the root with the tag XX, and empty constituents are removed.
     """
     import_extra("nltk", "parsing", "a tree")
     from nltk import Tree
 
     root = Tree(ROOT, [])
-    stack, left = [root], iter(words)
+    stack, remaining = [root], iter(words)
     for symbol in symbols:
         if symbol[0] == "(":
             stack.append(Tree(symbol[1:], []))
@@ -263,7 +259,7 @@ def to_tree(symbols: list[str], words: list[str]) -> "Tree":
             labels = [node.label() for node in stack[1:]]
             if symbol[1:] in labels:
                 del stack[len(labels) - labels[::-1].index(symbol[1:]) :]
-        elif (word := next(left, None)) is not None:
+        elif (word := next(remaining, None)) is not None:
             stack[-1].append(Tree(symbol, [with_brackets(word)]))
-    root.extend(Tree(NO_TAG, [with_brackets(word)]) for word in left)
+    root.extend(Tree(NO_TAG, [with_brackets(word)]) for word in remaining)
     return normalised(root) if not is_well_formed(symbols, len(words)) else root
