@@ -183,7 +183,7 @@ def test_other_exports_have_no_check(tmp_path, capsys):
 
 def test_a_process_that_dies_is_a_failure(saved, monkeypatch):
     monkeypatch.setattr(module.sys, "executable", "false")
-    assert Finding("FAIL", "the process that called it ended with 1: it said nothing") in check(saved)
+    assert Finding("FAIL", "the process that called it ended with 1: no message") in check(saved)
     monkeypatch.undo()
     monkeypatch.setattr(module, "PROBE_SECONDS", 0.01)
     assert check(saved)[-1] == Finding("FAIL", "the process that called it did not end within 0.01 seconds")

@@ -88,7 +88,7 @@ def test_what_is_not_there(saved, tmp_path):
     with pytest.raises(FileNotFoundError, match="the libraries of the package no-such, which is not installed"):
         loader._package("no_such")
     with pytest.raises(FileNotFoundError, match="expected TensorFlow's library libx.so, found none in"):
-        loader._there(tmp_path / "libx.so")
+        loader._existing(tmp_path / "libx.so")
     with pytest.raises(RuntimeError, match="expected a process of its own: Python's TensorFlow is already in this one"):
         loader.Servable(saved)
 

@@ -1,11 +1,11 @@
-"""Checks a SavedModel for everything that TensorFlow Serving would fail on, without the server; or another export:
+"""Checks a SavedModel for everything that would fail in TensorFlow Serving, without the server; or another export:
 
     python -m tf_transformer.extensions.conformance.check savedmodels/demo/1
 
-reads the graph, opens it in a process of Python, calls it in another process through the server's loader, prints the
+reads the graph, opens it in a Python process, calls it in another process through the server's loader, prints the
 findings, and exits with 1 if something fails. It takes any SavedModel. Run as a file, python
-tf_transformer/extensions/conformance/check.py DIR, it needs no import of this package, for example under another
-version of TensorFlow. The folder of a LiteRT or an ONNX export is called in a process without TensorFlow.
+tf_transformer/extensions/conformance/check.py DIR, it does not import this package, for example under another version
+of TensorFlow. A LiteRT or an ONNX export is called in a process without TensorFlow.
 """
 
 import argparse
@@ -46,61 +46,68 @@ PROBE_SECONDS = 1800
 
 
 def check(path: str | os.PathLike[str]) -> list[Finding]:
-    """Check the folder of a SavedModel, <name>/<integer version>, of a LiteRT or an ONNX export.
+    """Checks the directory of a SavedModel, NAME/VERSION, or of a LiteRT or an ONNX export.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: If there is none.
     """
     path = Path(os.path.expanduser(path)).absolute()
     if any((path / name).is_file() for name in ("model.tflite", "model.onnx")):
         return list(_run("alone", path))
-    if not (path / "saved_model.pb").is_file():  # as `publish` has it, but this file runs alone
+    if not (path / "saved_model.pb").is_file():
         others = "exports for CTranslate2 and transformers have no check"
         raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}; {others}")
     with quiet_import():
-        import tensorflow  # noqa: F401
+        import tensorflow as tf
     with plainly_named(path) as plain:
         try:
-            findings, tolerance = [*_read(path)], str(_tolerance(plain))
+            findings, graph = [*_read(path)], graph_of(path)
         except Exception as error:  # A damaged file can make TensorFlow raise any error, such as IndexError.
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             return [Finding("FAIL", f"the files cannot be read: {reason}"[:500])]
-        return [*findings, *_run("python", plain), *_run("server", plain, tolerance)]
+        few_bits = {dtype.as_datatype_enum for dtype in (tf.bfloat16, tf.float16, tf.int8)}
+        dtypes = {node.attr["dtype"].type for node in nodes_of(graph) if node.op == "VarHandleOp"} if graph else set()
+        tolerance = HALF_TOLERANCE if dtypes & few_bits else TOLERANCE
+        return [*findings, *_run("python", plain), *_run("server", plain, str(tolerance))]
 
 
 # A copy of the one in utils.files, since this file also runs where the package is not installed.
 @contextlib.contextmanager
 def plainly_named(folder: Path) -> Iterator[Path]:
-    """A folder under a name without brackets, stars and question marks, by a link if need be: TensorFlow takes names of
-    variables' files for patterns."""
+    """Yields a directory under a name without brackets, stars and question marks, by a link if needed.
+
+    TensorFlow takes the names of variables' files for patterns.
+    """
     if glob.escape(str(folder)) == str(folder):
         yield folder
         return
-    with tempfile.TemporaryDirectory() as above:
-        link = Path(above) / "1"
+    with tempfile.TemporaryDirectory() as parent:
+        link = Path(parent) / "1"
         link.symlink_to(folder.absolute(), target_is_directory=True)
         yield link
 
 
 def failures(findings: list[Finding]) -> list[Finding]:
+    """Returns the findings of level "FAIL"."""
     return [finding for finding in findings if finding.level == "FAIL"]
 
 
 def graph_of(path: Path) -> Any:
-    """The only MetaGraphDef tagged "serve", or `None`."""
+    """Returns the only MetaGraphDef tagged "serve", or `None`."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     saved_model = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
-    found = [graph for graph in saved_model.meta_graphs if set(graph.meta_info_def.tags) == {"serve"}]
-    return found[0] if len(found) == 1 else None
+    graphs = [graph for graph in saved_model.meta_graphs if set(graph.meta_info_def.tags) == {"serve"}]
+    return graphs[0] if len(graphs) == 1 else None
 
 
 def nodes_of(graph: Any) -> list[Any]:
+    """Returns a graph's nodes, those of its functions included."""
     return [*graph.graph_def.node, *(node for f in graph.graph_def.library.function for node in f.node_def)]
 
 
 def _read(path: Path) -> Iterator[Finding]:
-    """Findings from the files."""
+    """Yields findings from the files."""
     yield finding("the folder's name is an integer", [path.name] * (not path.name.isdigit()))
     graph = graph_of(path)
     if graph is None:
@@ -108,8 +115,22 @@ def _read(path: Path) -> Iterator[Finding]:
         return
     yield from _ops(graph)
     yield from _variables(path, graph)
-    yield from _paths(path, graph)
-    yield from _batching(path)
+
+    names = {node.attr["shared_name"].s.decode("utf-8", "replace") for node in nodes_of(graph)}
+    local = {name for name in names if re.search(r"(^|_)/\w+/", name)}
+    content = (path / "saved_model.pb").read_bytes()
+    here = {str(Path.home()), os.getcwd(), str(path.parent), sysconfig.get_path("purelib")}
+    local |= {folder for folder in here if len(folder) > 5 and folder.encode() in content}
+    yield finding("no path of this machine is in the graph", local, "WARN")
+
+    batching = path / "batching_params.pbtxt"
+    if batching.is_file():
+        text = batching.read_text()
+        sizes = [int(size) for size in re.findall(r"allowed_batch_sizes\s*:\s*(\d+)", text)]
+        greatest = [int(size) for size in re.findall(r"max_batch_size\s*\{\s*value\s*:\s*(\d+)", text)]
+        wrong = [f"allowed {sizes}, greatest {greatest}"] * (sizes != sorted(set(sizes)) or sizes[-1:] != greatest)
+        yield finding("batching_params.pbtxt: the sizes allowed rise to the greatest", wrong)
+
     signatures = {name: value for name, value in graph.signature_def.items() if not name.startswith("__")}
     yield finding("there is a signature serving_default", {"serving_default"} - set(signatures))
     for name, signature in signatures.items():
@@ -139,7 +160,8 @@ def _variables(path: Path, graph: Any) -> Iterator[Finding]:
     if not names:
         yield Finding("ok", "there are no variables")
         return
-    if not (path / "variables" / "variables.index").is_file():
+    index = path / "variables" / "variables.index"
+    if not index.is_file():
         yield Finding("FAIL", "there is no variables.index, which the server would not notice until the first request")
         return
     anonymous = {name for name in names if re.fullmatch(r"Variable(_\d+)?", name)}
@@ -148,7 +170,7 @@ def _variables(path: Path, graph: Any) -> Iterator[Finding]:
         anonymous if len(anonymous) > 1 else (),
         "WARN",
     )
-    places, size = collections.defaultdict(list), 0
+    names_by_content, size = collections.defaultdict(list), 0
     with plainly_named(path) as plain:
         reader = tf.train.load_checkpoint(str(plain / "variables" / "variables"))
         for name in reader.get_variable_to_shape_map():
@@ -156,37 +178,19 @@ def _variables(path: Path, graph: Any) -> Iterator[Finding]:
             if value.dtype != object:
                 size += value.nbytes
                 content = value.tobytes()
-                if value.nbytes >= 64 and content != content[: value.itemsize] * value.size:  # zeros may repeat
-                    places[hashlib.sha256(content).hexdigest(), value.shape].append(name)
-    yield finding("weights are stored once", {" = ".join(sorted(same)) for same in places.values() if len(same) > 1})
+                # Weights that are all zeros or ones may be equal by chance.
+                if value.nbytes >= 64 and content != content[: value.itemsize] * value.size:
+                    names_by_content[hashlib.sha256(content).hexdigest(), value.shape].append(name)
+    repeated = {" = ".join(sorted(same)) for same in names_by_content.values() if len(same) > 1}
+    yield finding("weights are stored once", repeated)
     stored = sum(file.stat().st_size for file in (path / "variables").iterdir())
-    index = (path / "variables" / "variables.index").stat().st_size
-    room = 1.1 * size + 2 * index + 50_000  # object graph and names
+    room = 1.1 * size + 2 * index.stat().st_size + 50_000  # for the object graph and names
     message = f"variables take {stored:,} bytes for {size:,} of weights"
     yield finding(message, ["more than a tenth more"] * (stored > room))
 
 
-def _paths(path: Path, graph: Any) -> Iterator[Finding]:
-    names = {node.attr["shared_name"].s.decode("utf-8", "replace") for node in nodes_of(graph)}
-    found = {name for name in names if re.search(r"(^|_)/\w+/", name)}
-    content = (path / "saved_model.pb").read_bytes()
-    here = {str(Path.home()), os.getcwd(), str(path.parent), sysconfig.get_path("purelib")}
-    found |= {folder for folder in here if len(folder) > 5 and folder.encode() in content}
-    yield finding("no path of this machine is in the graph", found, "WARN")
-
-
-def _batching(path: Path) -> Iterator[Finding]:
-    file = path / "batching_params.pbtxt"
-    if file.is_file():
-        text = file.read_text()
-        sizes = [int(size) for size in re.findall(r"allowed_batch_sizes\s*:\s*(\d+)", text)]
-        greatest = [int(size) for size in re.findall(r"max_batch_size\s*\{\s*value\s*:\s*(\d+)", text)]
-        wrong = [f"allowed {sizes}, greatest {greatest}"] * (sizes != sorted(set(sizes)) or sizes[-1:] != greatest)
-        yield finding("batching_params.pbtxt: the sizes allowed rise to the greatest", wrong)
-
-
 def _ports(name: str, signature: Any) -> Iterator[Finding]:
-    """Inputs, outputs and defaults of a signature."""
+    """Yields findings about a signature's inputs, outputs and defaults."""
     import tensorflow as tf
 
     fails, warns = [], []
@@ -221,17 +225,8 @@ def _ports(name: str, signature: Any) -> Iterator[Finding]:
         yield finding(message, warns, "WARN")
 
 
-def _tolerance(path: Path) -> float:
-    import tensorflow as tf
-
-    graph = graph_of(path)
-    variables = [node for node in nodes_of(graph) if node.op == "VarHandleOp"] if graph else []
-    few_bits = {dtype.as_datatype_enum for dtype in (tf.bfloat16, tf.float16, tf.int8)}
-    return HALF_TOLERANCE if {node.attr["dtype"].type for node in variables} & few_bits else TOLERANCE
-
-
 def _run(kind: str, path: Path, *arguments: str) -> Iterator[Finding]:
-    """Findings of a probe, which prints each as a line of JSON."""
+    """Yields the findings of probe.py, in a process of its own."""
     command = [sys.executable, str(Path(__file__).with_name("probe.py")), kind, str(path), *arguments]
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
@@ -242,19 +237,18 @@ def _run(kind: str, path: Path, *arguments: str) -> Iterator[Finding]:
     for line in process.stdout.splitlines():
         yield Finding(*json.loads(line))
     if process.returncode:
-        why = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        yield Finding("FAIL", f"the process that called it ended with {process.returncode}: {why[:300]}")
+        reason = (process.stderr.strip().splitlines() or ["no message"])[-1]
+        yield Finding("FAIL", f"the process that called it ended with {process.returncode}: {reason[:300]}")
 
 
 def main(argv: list[str] | None = None) -> None:
-    what = (__doc__ or "").split(":")[0]
     command = sys.argv[0] if sys.argv[0].endswith(" check") else "python -m tf_transformer.extensions.conformance.check"
-    parser = argparse.ArgumentParser(command, description=what)
-    folder = "the folder of a SavedModel, a LiteRT or an ONNX export, NAME/VERSION"
+    parser = argparse.ArgumentParser(command, description=(__doc__ or "").split(":")[0])
+    folder = "directory NAME/VERSION of a SavedModel, a LiteRT or an ONNX export"
     parser.add_argument("path", metavar="DIR", help=folder)
     try:
         findings = check(parser.parse_args(argv).path)
-    except (FileNotFoundError, ValueError) as error:  # or of Keras's backend
+    except (FileNotFoundError, ValueError) as error:  # a ValueError is about Keras's backend
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     for level, message in findings:

@@ -1,11 +1,11 @@
-"""Loads a SavedModel as TensorFlow Serving does: its C++ loader and session, reached through TensorFlow's C API.
+"""Loads a SavedModel as TensorFlow Serving does: by its C++ loader and session, through TensorFlow's C API.
 
-`tf.saved_model.load` restores in another way, and loads models that the server cannot load. Here, as in the server,
-TensorFlow's Python is absent, XLA is off, tensorflow-text has only the tokenizer's op, and the graph alone checks
-shapes and dtypes. It uses the libraries of the installed packages.
+`tf.saved_model.load` restores differently, and loads models that the server cannot load. Here, as in the server,
+TensorFlow's Python is absent, XLA is off, tensorflow-text has only the tokenizer's op, and only the graph checks shapes
+and dtypes. The libraries are those of the installed packages.
 
-As a file, or imported as `loader` with its folder on the path, it imports nothing of this package, which would bring
-Python's TensorFlow:
+Run as a file, or imported as `loader` with its directory on the path, it does not import this package, which would
+bring in Python's TensorFlow:
 
     python tf_transformer/extensions/conformance/loader.py savedmodels/demo/1 "Two doors." "The red door."
 """
@@ -24,8 +24,8 @@ import numpy as np
 import numpy.random
 
 TEXT_OPS = ("_sentencepiece_tokenizer.so",)
-STRING = 7  # the data type's number; the others' NumPy types:
-DTYPES = {
+STRING = 7  # TensorFlow's number of the data type
+DTYPES = {  # the other numbers
     **{1: np.float32, 2: np.float64, 3: np.int32, 4: np.uint8, 5: np.int16, 6: np.int8, 9: np.int64},
     **{10: np.bool_, 17: np.uint16, 19: np.float16, 22: np.uint32, 23: np.uint64},
 }
@@ -34,7 +34,7 @@ STRING_SIZE = 24  # bytes of a TF_TString
 
 
 class SessionError(RuntimeError):
-    """An error of TensorFlow; `code` is gRPC's number: 3 is INVALID_ARGUMENT, 5 is NOT_FOUND."""
+    """An error of TensorFlow. `code` is gRPC's number, such as 3 for INVALID_ARGUMENT and 5 for NOT_FOUND."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"code {code}: {message}")
@@ -44,88 +44,92 @@ class SessionError(RuntimeError):
 class Port(NamedTuple):
     """An input or output of a signature."""
 
-    tensor: str  # its name in the graph, e.g. "serving_default_text:0"
-    dtype: Any  # NumPy's, `object` for strings; None if it is no dense tensor, such as a ragged one
-    shape: tuple[Any, ...] | None  # None for a size that is not fixed, or for an unknown rank
+    tensor: str  # name in the graph, such as "serving_default_text:0"
+    dtype: Any  # NumPy's, `object` for strings, `None` if it is not a dense tensor
+    shape: tuple[Any, ...] | None  # `None` for sizes that are not fixed, and for an unknown rank
 
 
 class Signature(NamedTuple):
+    """A function of a SavedModel."""
+
     inputs: dict[str, Port]
     outputs: dict[str, Port]
-    defaults: dict[str, np.ndarray]  # of inputs that a request may leave out
+    defaults: dict[str, np.ndarray]  # of inputs that a request may omit
 
 
 class Servable:
-    """A SavedModel in a session of its own; any number of threads may use it at once.
+    """A SavedModel in a session. Any number of threads may use it at once.
 
     Args:
-        path: the folder that holds saved_model.pb.
-        text_ops: the op libraries of tensorflow-text to load, once a process.
+        path: Directory of saved_model.pb.
+        text_ops: Op libraries of tensorflow-text to load, once per process.
 
     Raises:
-        FileNotFoundError: there is no SavedModel, or TensorFlow's libraries are not installed.
-        SessionError: the SavedModel does not load.
+        FileNotFoundError: If there is no SavedModel, or TensorFlow's libraries are not installed.
+        SessionError: If the SavedModel does not load.
     """
 
     def __init__(self, path: str | Path, text_ops: Any = TEXT_OPS) -> None:
-        if not (Path(path) / "saved_model.pb").is_file():  # as `publish` has it, but this file runs alone
+        if not (Path(path) / "saved_model.pb").is_file():
             raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
         self._c = c = _library(tuple(text_ops))
         self.version = c.TF_Version().decode()
-        options, meta_graph = c.TF_NewSessionOptions(), c.TF_NewBuffer()
+        options, buffer = c.TF_NewSessionOptions(), c.TF_NewBuffer()
         self._graph = c.TF_NewGraph()
         try:
             self._session = c.call(
                 "TF_LoadSessionFromSavedModel",
-                *(options, None, str(path).encode(), (c_char_p * 1)(b"serve"), 1, self._graph, meta_graph),
+                *(options, None, str(path).encode(), (c_char_p * 1)(b"serve"), 1, self._graph, buffer),
             )
-            content = _bytes_of(meta_graph)
+            content = ctypes.cast(buffer, POINTER(_Buffer)).contents
+            meta_graph = ctypes.string_at(content.data, content.length)
         except SessionError:
             c.TF_DeleteGraph(self._graph)
             raise
         finally:
             c.TF_DeleteSessionOptions(options)
-            c.TF_DeleteBuffer(meta_graph)
-        self.signatures = _signatures(c, content)
+            c.TF_DeleteBuffer(buffer)
+        self.signatures = _signatures(c, meta_graph)
         self._places: dict[str, _Place] = {}
 
     def predict(
         self, inputs: dict[str, Any], signature: str = "serving_default", outputs: Any = None
     ) -> dict[str, np.ndarray]:
-        """Answer a request.
+        """Answers a request.
 
         Args:
-            inputs: arrays or lists by name. Lists take the signature's dtype, arrays keep theirs; strings may be `str`
-                or `bytes`. Inputs with a default may be left out.
-            signature: its name.
-            outputs: names of the outputs to compute, all if `None`.
+            inputs: Arrays or lists by name. Lists take the signature's dtype, arrays keep theirs. Strings may be `str`
+                or `bytes`. Inputs with a default may be omitted.
+            signature: Signature name.
+            outputs: Names of the outputs to compute. Defaults to all.
 
         Returns:
-            arrays by name; strings are `bytes`.
+            Arrays by name. Strings are `bytes`.
 
         Raises:
-            KeyError: a signature or name is unknown, or an input is missing; the server refuses these itself.
-            SessionError: the session fails.
+            KeyError: If a signature or name is unknown, or an input is missing. The server checks these itself.
+            SessionError: If the session fails.
         """
         if signature not in self.signatures:
             raise KeyError(f"signature: expected one of {', '.join(self.signatures)}; got {signature!r}")
-        known = self.signatures[signature]
-        names = list(known.outputs if outputs is None else outputs)
-        for kind, given, there in (("input", inputs, known.inputs), ("output", names, known.outputs)):
-            for name in given:
-                if name not in there:
-                    raise KeyError(f"{kind}s of {signature}: expected {', '.join(there)}; got {name!r}")
-        inputs = known.defaults | inputs  # the server, too, feeds defaults
-        for name in known.inputs:
+        ports = self.signatures[signature]
+        names = list(ports.outputs if outputs is None else outputs)
+        for kind, requested, known in (("input", inputs, ports.inputs), ("output", names, ports.outputs)):
+            for name in requested:
+                if name not in known:
+                    raise KeyError(f"{kind}s of {signature}: expected {', '.join(known)}; got {name!r}")
+        inputs = ports.defaults | inputs  # the server also feeds defaults
+        for name in ports.inputs:
             if name not in inputs:
-                raise KeyError(f"inputs of {signature}: expected {', '.join(known.inputs)}; {name!r} is missing")
-        feeds = [self._place(known.inputs[name].tensor) for name in inputs]
-        fetches = [self._place(known.outputs[name].tensor) for name in names]
+                raise KeyError(f"inputs of {signature}: expected {', '.join(ports.inputs)}; {name!r} is missing")
+        feeds = [self._place(ports.inputs[name].tensor) for name in inputs]
+        fetches = [self._place(ports.outputs[name].tensor) for name in names]
         values: list[int] = []
         results = (c_void_p * len(fetches))()
         try:
             for name, value in inputs.items():
-                values.append(_tensor(self._c, _as_array(value, known.inputs[name].dtype)))
+                array = value if isinstance(value, np.ndarray) else np.array(value, ports.inputs[name].dtype)
+                values.append(_tensor(self._c, array.astype(object) if array.dtype.kind in "SU" else array))
             self._c.call(
                 "TF_SessionRun",
                 *(self._session, None),
@@ -140,7 +144,7 @@ class Servable:
                     self._c.TF_DeleteTensor(tensor)
 
     def close(self) -> None:
-        """Free the session and its variables; `predict` does not work afterwards."""
+        """Frees the session and its variables. `predict` does not work afterwards."""
         if self._session:
             session, self._session = self._session, None
             self._c.call("TF_CloseSession", session)
@@ -149,11 +153,11 @@ class Servable:
 
     def _place(self, tensor: str) -> "_Place":
         if tensor not in self._places:
-            operation, _, index = tensor.partition(":")
-            found = self._c.TF_GraphOperationByName(self._graph, operation.encode())
-            if not found:
+            name, _, index = tensor.partition(":")
+            operation = self._c.TF_GraphOperationByName(self._graph, name.encode())
+            if not operation:
                 raise SessionError(5, f"the graph has no tensor {tensor!r}")
-            self._places[tensor] = _Place(found, int(index or 0))
+            self._places[tensor] = _Place(operation, int(index or 0))
         return self._places[tensor]
 
 
@@ -165,7 +169,7 @@ class _Buffer(ctypes.Structure):  # TF_Buffer
     _fields_ = [("data", c_void_p), ("length", c_size_t), ("deallocator", c_void_p)]
 
 
-FUNCTIONS = {  # result, arguments; the last argument of those that `call` calls is a TF_Status
+FUNCTIONS = {  # result and arguments; the last argument of those that `call` calls is a TF_Status
     "TF_Version": (c_char_p, []),
     "TF_NewStatus": (c_void_p, []),
     "TF_DeleteStatus": (None, [c_void_p]),
@@ -212,9 +216,9 @@ class _Library:
             raise RuntimeError("expected a process of its own: Python's TensorFlow is already in this one")
         folder = _package("tensorflow")
         suffix = ".2.dylib" if sys.platform == "darwin" else ".so.2"
-        # Global, since op libraries look up TensorFlow's symbols; the framework first, since the other needs it.
+        # Global, since op libraries look up TensorFlow's symbols. The framework first, since the other needs it.
         libraries = [
-            ctypes.CDLL(str(_there(folder / f"libtensorflow_{name}{suffix}")), mode=ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(_existing(folder / f"libtensorflow_{name}{suffix}")), mode=ctypes.RTLD_GLOBAL)
             for name in ("framework", "cc")
         ]
         for name, (result, arguments) in FUNCTIONS.items():
@@ -228,7 +232,7 @@ class _Library:
         raise AttributeError(name)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function whose last argument is a status, and raise `SessionError` if the status is an error."""
+        """Calls a function whose last argument is a status, and raises `SessionError` if the status is an error."""
         status = self.TF_NewStatus()
         try:
             result = getattr(self, name)(*arguments, status)
@@ -245,42 +249,35 @@ _lock = threading.Lock()
 
 
 def _library(text_ops: tuple[str, ...]) -> _Library:
-    """TensorFlow and these op libraries, loaded on first use."""
+    """Returns TensorFlow with these op libraries, which are loaded on first use."""
     global _the_library
     with _lock:
         library = _the_library = _the_library or _Library()
         for file in text_ops:
             if file not in library.loaded:
-                path = _there(_package("tensorflow_text") / "python" / "ops" / file)
+                path = _existing(_package("tensorflow_text") / "python" / "ops" / file)
                 library.call("TF_LoadLibrary", str(path).encode())
                 library.loaded.add(file)
     return library
 
 
 def _package(name: str) -> Path:
-    """The folder of an installed package, found without importing it."""
-    found = importlib.util.find_spec(name)
-    if found is None or found.origin is None:
+    """Returns the directory of an installed package without importing it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
         name = name.replace("_", "-")
         raise FileNotFoundError(f"expected the libraries of the package {name}, which is not installed")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
-def _there(path: Path) -> Path:
+def _existing(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"expected TensorFlow's library {path.name}, found none in {path.parent}")
     return path
 
 
-def _as_array(value: Any, dtype: Any) -> np.ndarray:
-    """A value of a request as an array."""
-    if isinstance(value, np.ndarray):
-        return value.astype(object) if value.dtype.kind in "SU" else value
-    return np.array(value, dtype)
-
-
 def _tensor(c: _Library, array: np.ndarray) -> int:
-    """A TF_Tensor with a copy of an array. The caller deletes it, which also frees its strings."""
+    """Copies an array to a TF_Tensor. The caller deletes it, which also frees its strings."""
     if array.dtype not in NUMBERS:
         raise TypeError(f"expected numbers or strings, got an array of {array.dtype}")
     number = NUMBERS[array.dtype]
@@ -290,21 +287,21 @@ def _tensor(c: _Library, array: np.ndarray) -> int:
     data = c.TF_TensorData(pointer)
     if number != STRING:
         ctypes.memmove(data, np.ascontiguousarray(array).ctypes.data, size)
-    for place, text in enumerate(texts):
-        c.TF_StringInit(data + STRING_SIZE * place)
-        c.TF_StringCopy(data + STRING_SIZE * place, text, len(text))
+    for i, text in enumerate(texts):
+        c.TF_StringInit(data + STRING_SIZE * i)
+        c.TF_StringCopy(data + STRING_SIZE * i, text, len(text))
     return pointer
 
 
 def _array_of(c: _Library, pointer: Any) -> np.ndarray:
-    """A tensor's values, copied."""
+    """Copies a TF_Tensor to an array."""
     shape = tuple(c.TF_Dim(pointer, axis) for axis in range(c.TF_NumDims(pointer)))
     number, data = c.TF_TensorType(pointer), c.TF_TensorData(pointer)
     if number == STRING:
         array = np.empty(shape, object)
-        for place in range(array.size):
-            cell = data + STRING_SIZE * place
-            array.flat[place] = ctypes.string_at(c.TF_StringGetDataPointer(cell), c.TF_StringGetSize(cell))
+        for i in range(array.size):
+            cell = data + STRING_SIZE * i
+            array.flat[i] = ctypes.string_at(c.TF_StringGetDataPointer(cell), c.TF_StringGetSize(cell))
         return array
     if number not in DTYPES:
         raise TypeError(f"expected numbers or strings, got a tensor of data type {number}")
@@ -314,12 +311,8 @@ def _array_of(c: _Library, pointer: Any) -> np.ndarray:
     return array
 
 
-def _bytes_of(buffer: Any) -> bytes:
-    content = ctypes.cast(buffer, POINTER(_Buffer)).contents
-    return ctypes.string_at(content.data, content.length)
-
-
 def _tensor_of(c: _Library, proto: bytes) -> np.ndarray:
+    """Returns the values of a serialized `TensorProto`."""
     buffer, tensor = c.TF_NewBufferFromString(proto, len(proto)), c.TF_AllocateTensor(10, (c_int64 * 0)(), 0, 1)
     try:
         c.call("TF_TensorFromProto", buffer, tensor)
@@ -329,44 +322,50 @@ def _tensor_of(c: _Library, proto: bytes) -> np.ndarray:
         c.TF_DeleteBuffer(buffer)
 
 
+# Protocol buffers are read by hand: their Python classes are in TensorFlow's Python, which must not be loaded here, and
+# in tensorflow-serving-api, which exporting should not need.
+
+
 def warmup_requests(path: str | Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Signature and inputs of each record in a SavedModel's assets.extra/tf_serving_warmup_requests."""
+    """Yields signature and inputs of each record in assets.extra/tf_serving_warmup_requests."""
     file = Path(path) / "assets.extra" / "tf_serving_warmup_requests"
-    c, content, place = _library(TEXT_OPS), file.read_bytes(), 0
-    while place < len(content):
-        (length,) = struct.unpack_from("<Q", content, place)
-        record, place = content[place + 12 : place + 12 + length], place + 12 + length + 4  # between checksums
-        request = list(fields(dict(fields(dict(fields(record))[6]))[1]))  # PredictionLog.predict_log.request
-        specification = dict(fields(dict(request)[1]))  # model_spec
-        inputs = dict(entry(content) for number, content in request if number == 2)
+    c, content, position = _library(TEXT_OPS), file.read_bytes(), 0
+    while position < len(content):
+        (length,) = struct.unpack_from("<Q", content, position)
+        # A record stands between a length with its checksum and a checksum of its own.
+        record, position = content[position + 12 : position + 12 + length], position + 12 + length + 4
+        request = list(_fields(dict(_fields(dict(_fields(record))[6]))[1]))  # PredictionLog.predict_log.request
+        specification = dict(_fields(dict(request)[1]))  # model_spec
+        inputs = dict(_entry(value) for number, value in request if number == 2)
         yield specification[3].decode(), {name: _tensor_of(c, tensor) for name, tensor in inputs.items()}
 
 
 def _signatures(c: _Library, meta_graph: bytes) -> dict[str, Signature]:
-    found = {}
-    for number, content in fields(meta_graph):
-        if number == 5:  # MetaGraphDef.signature_def
-            name, definition = entry(content)
-            signature = Signature({}, {}, {})
-            for part, value in fields(definition):
-                if part in (1, 2):
-                    port, info = entry(value)
-                    (signature.inputs if part == 1 else signature.outputs)[port] = _port(info)
-                elif part == 4:
-                    port, tensor = entry(value)
-                    signature.defaults[port] = _tensor_of(c, tensor)
-            if not name.startswith("__"):
-                found[name] = signature
-    return found
+    signatures = {}
+    for number, content in _fields(meta_graph):
+        if number != 5:  # MetaGraphDef.signature_def
+            continue
+        name, definition = _entry(content)
+        signature = Signature({}, {}, {})
+        for part, value in _fields(definition):
+            if part in (1, 2):
+                port, info = _entry(value)
+                (signature.inputs if part == 1 else signature.outputs)[port] = _port(info)
+            elif part == 4:
+                port, tensor = _entry(value)
+                signature.defaults[port] = _tensor_of(c, tensor)
+        if not name.startswith("__"):  # TensorFlow's own
+            signatures[name] = signature
+    return signatures
 
 
 def _port(info: bytes) -> Port:
-    """A `tensorflow.TensorInfo`."""
-    content = dict(fields(info))
+    """Reads a `TensorInfo`."""
+    content = dict(_fields(info))
     shape: tuple[Any, ...] | None = ()
-    for number, value in fields(content.get(3, b"")):
+    for number, value in _fields(content.get(3, b"")):
         if number == 2 and shape is not None:
-            size = dict(fields(value)).get(1, 0)
+            size = dict(_fields(value)).get(1, 0)
             shape += (None if size >> 63 else size,)
         elif number == 3 and value:
             shape = None
@@ -374,48 +373,35 @@ def _port(info: bytes) -> Port:
     return Port(content.get(1, b"").decode(), object if number == STRING else DTYPES.get(number), shape)
 
 
-# Protocol buffers by hand: their Python classes are in TensorFlow's Python, which must not be here, and in
-# tensorflow-serving-api, which exporting should not need.
-
-
-def field(number: int, content: bytes) -> bytes:
-    """A field with a length: bytes, a string, or a message."""
-    return _varint(number << 3 | 2) + _varint(len(content)) + content
-
-
-def fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a serialized message: number, and content as int or bytes."""
-    place = 0
-    while place < len(message):
-        tag, place = _read_varint(message, place)
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yields the fields of a serialized message: number, and content as int or bytes."""
+    position = 0
+    while position < len(message):
+        tag, position = _varint(message, position)
         kind = tag & 7
         if kind == 0:
-            number, place = _read_varint(message, place)
+            number, position = _varint(message, position)
             yield tag >> 3, number
         else:
-            size, place = _read_varint(message, place) if kind == 2 else ({1: 8, 5: 4}[kind], place)
-            yield tag >> 3, message[place : place + size]
-            place += size
+            size, position = _varint(message, position) if kind == 2 else ({1: 8, 5: 4}[kind], position)
+            yield tag >> 3, message[position : position + size]
+            position += size
 
 
-def entry(message: bytes) -> tuple[str, bytes]:
-    """An entry of a map with string keys."""
-    content = dict(fields(message))
+def _entry(message: bytes) -> tuple[str, bytes]:
+    """Reads an entry of a map with string keys."""
+    content = dict(_fields(message))
     return content.get(1, b"").decode(), content.get(2, b"")
 
 
-def _varint(number: int) -> bytes:
-    low, rest = number & 127, number >> 7
-    return bytes([low | 128]) + _varint(rest) if rest else bytes([low])
-
-
-def _read_varint(message: bytes, place: int) -> tuple[int, int]:
+def _varint(message: bytes, position: int) -> tuple[int, int]:
+    """Reads an integer, and returns it with the position after it."""
     number = shift = 0
     while True:
-        byte = message[place]
-        number, place, shift = number | (byte & 127) << shift, place + 1, shift + 7
+        byte = message[position]
+        number, position, shift = number | (byte & 127) << shift, position + 1, shift + 7
         if byte < 128:
-            return number, place
+            return number, position
 
 
 def main() -> None:

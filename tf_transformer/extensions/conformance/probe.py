@@ -1,8 +1,8 @@
-"""The checks that call an export, each kind in a process of its own. `check` runs
+"""The checks that call an export, each kind in its own process. `check` runs
 
     python tf_transformer/extensions/conformance/probe.py server|python|alone DIR
 
-and reads a finding a line, as JSON. Texts are rows that are known to cause trouble.
+and reads one finding per line, as JSON. The texts are known to cause trouble.
 """
 
 import contextlib
@@ -36,37 +36,59 @@ INTEGERS = [-(2**31), -1, 0, 1, 2**31 - 1]
 STRINGS = [b"", b"xx", b"\xff", b"</s>"]
 FLOATS = [-np.inf, -1.0, 0.0, 1e30, np.inf, np.nan]
 INVALID_ARGUMENT = 3
-TOLERANCE = 1e-3  # to which the numbers of a row agree in batches of different sizes
+TOLERANCE = 1e-3  # of a row's numbers in batches of different sizes
 HALF_TOLERANCE = 0.1  # the same with variables of 8 or 16 bits
 BYTES = {"float32": 4, "int8": 1}
 
 
 class Finding(NamedTuple):
+    """A result of a check."""
+
     level: str  # "ok", "WARN" or "FAIL"
     message: str
 
 
 def finding(message: str, wrong: Collection[Any], level: str = "FAIL") -> Finding:
-    """`message` holds if nothing is `wrong`."""
+    """Returns a finding that `message` holds, unless something is `wrong`."""
     if not wrong:
         return Finding("ok", message)
     some = wrong if isinstance(wrong, list) else sorted(wrong)
     return Finding(level, f"{message}, but: {', '.join(map(str, some))}"[:500])
 
 
-def server(path: str, tolerance: str = str(TOLERANCE)) -> Iterator[Finding]:
-    """Findings from calls through `loader`, as a server makes them.
+def server(path: str, tolerance: str) -> Iterator[Finding]:
+    """Calls a SavedModel through `loader`, as a server does.
 
     Args:
-        path: the folder of the SavedModel.
-        tolerance: of numbers computed in batches of different sizes; from `HALF_TOLERANCE` on, some rows may differ.
+        path: Directory of the SavedModel.
+        tolerance: Tolerance of numbers that batches of different sizes give. From `HALF_TOLERANCE` on, some rows may
+            differ.
     """
-    from loader import Servable, SessionError  # the file beside this one
+    from loader import Servable, SessionError, warmup_requests  # the file beside this one
 
     servable = Servable(path)
     yield Finding("ok", f"TensorFlow {servable.version}'s C++ loader loads it")
     if (Path(path) / "assets.extra" / "tf_serving_warmup_requests").is_file():
-        yield from _warm_up(servable, path)
+        count = 0
+        # A server runs the warm-up records before it is ready, and gives up if one fails.
+        for count, (name, inputs) in enumerate(warmup_requests(path), 1):
+            wrong = ""
+            try:
+                servable.predict(inputs, name)
+            except (KeyError, SessionError) as error:
+                wrong = _line(error)
+            sizes = {value.shape[:1] for value in inputs.values()}
+            if not wrong and (len(sizes) > 1 or any(value.size == 0 for value in inputs.values())):
+                wrong = "its inputs are not vectors of one length"
+            if wrong:
+                yield Finding("FAIL", f"warm-up record {count} ({name}): {wrong}")
+                break
+        else:
+            yield Finding("ok" if 1 <= count <= 1000 else "FAIL", f"{count} warm-up records run")
+
+    file = Path(path) / "batching_params.pbtxt"
+    text = file.read_text() if file.is_file() else ""
+    sizes = [int(size) for size in re.findall(r"allowed_batch_sizes\s*:\s*(\d+)", text)]  # that a server pads to
     for name, signature in servable.signatures.items():
         required = [port for key, port in signature.inputs.items() if key not in signature.defaults]
         if not required or any(port.dtype is not object for port in required):
@@ -74,31 +96,13 @@ def server(path: str, tolerance: str = str(TOLERANCE)) -> Iterator[Finding]:
         elif any(not port.tensor for port in signature.outputs.values()) or any(
             value.shape != (1,) for value in signature.defaults.values()
         ):
-            yield Finding(
-                "FAIL", f"{name}: not called, since an output is no tensor or a default is not one value in a vector"
-            )
+            reason = "an output is no tensor or a default is not one value in a vector"
+            yield Finding("FAIL", f"{name}: not called, since {reason}")
         else:
             try:
-                yield from Calls(servable, name, float(tolerance), _sizes(path)).findings()
+                yield from Calls(servable, name, float(tolerance), sizes).findings()
             except SessionError as error:
                 yield Finding("FAIL", f"{name}: {_line(error)}")
-
-
-def _warm_up(servable: Any, path: str) -> Iterator[Finding]:
-    """Run the warm-up records. The server runs them before it is ready, and gives up if one fails."""
-    from loader import SessionError, warmup_requests
-
-    count = 0
-    for count, (name, inputs) in enumerate(warmup_requests(path), 1):
-        try:
-            servable.predict(inputs, name)
-        except (KeyError, SessionError) as error:
-            yield Finding("FAIL", f"warm-up record {count} ({name}): {_line(error)}")
-            return
-        if len({value.shape[:1] for value in inputs.values()}) > 1 or any(value.size == 0 for value in inputs.values()):
-            yield Finding("FAIL", f"warm-up record {count} ({name}): its inputs are not vectors of one length")
-            return
-    yield Finding("ok" if 1 <= count <= 1000 else "FAIL", f"{count} warm-up records run")
 
 
 class Calls:
@@ -117,24 +121,35 @@ class Calls:
         return self.servable.predict(dict.fromkeys(self.texts, texts) | options, self.name)
 
     def findings(self) -> Iterator[Finding]:
-        yield from self.requests_that_are_merged()
-        yield from self.options_out_of_range()
+        yield from self.merged_requests()
+        # Options out of range are clipped, in every row.
+        extremes = {"i": INTEGERS, "u": INTEGERS, "O": STRINGS}
+        answers = []
+        for key, default in self.defaults.items():
+            values = np.array(extremes.get(default.dtype.kind, FLOATS), default.dtype)
+            answers.append(self.call([SHORT[0]] * len(values), **{key: values}))
+        if answers:
+            yield self.values(answers, "options out of range")
         wrong = [key for key, value in self.call([]).items() if value.shape[:1] != (0,)]
         yield finding(f"{self.name}: an empty batch gives empty outputs", wrong)
         yield from self.wrong_shapes()
         yield self.threads()
 
-    def requests_that_are_merged(self) -> Iterator[Finding]:
-        """Send rows alone, with options of their own, and merged as the server's batching merges them."""
+    def merged_requests(self) -> Iterator[Finding]:
+        """Sends each row as a request with its own options, and all merged, as the server's batching merges them."""
         requests = []
-        for place, row in enumerate(ROWS):
-            values = {key: _other(value, place) for key, value in self.defaults.items()}
-            requests.append({key: np.array([row], object) for key in self.texts} | values)
+        for i, row in enumerate(ROWS):
+            factor = [1.0, 0.5, 0.25][i % 3]
+            options = {
+                key: value if value.dtype == object else np.maximum(value * factor, 0).astype(value.dtype)
+                for key, value in self.defaults.items()
+            }
+            requests.append({key: np.array([row], object) for key in self.texts} | options)
         alone = [self.servable.predict(request, self.name) for request in requests]
-        shapes = {key: {answer[key].shape for answer in alone} for key in self.outputs}
-        for key, found in shapes.items():
-            if len(found) > 1 or len(shape := next(iter(found))) == 0 or shape[0] != 1:
-                yield Finding("FAIL", f"{self.name}.{key}: one row gives the shapes {sorted(found)}")
+        for key in self.outputs:
+            shapes = {answer[key].shape for answer in alone}
+            if len(shapes) > 1 or next(iter(shapes))[:1] != (1,):
+                yield Finding("FAIL", f"{self.name}.{key}: one row gives the shapes {sorted(shapes)}")
                 return
         yield self.values(alone, "hostile rows")
 
@@ -143,18 +158,18 @@ class Calls:
         merged = {key: np.concatenate([r[key] for r in requests + padding]) for key in requests[0]}
         together = self.servable.predict(merged, self.name)
         different = [
-            f"row {place}'s {key}"
-            for place, answer in enumerate(alone)
+            f"row {i}'s {key}"
+            for i, answer in enumerate(alone)
             for key, value in answer.items()
-            if not _agree(together[key][place : place + 1], value, self.tolerance)
+            if not _agree(together[key][i : i + 1], value, self.tolerance)
         ]
-        # With 8 or 16 bits, numbers round differently in another batch, and of two close texts the other may win.
+        # With 8 or 16 bits, numbers round differently in another batch, and the other of two close texts may win.
         excused = self.tolerance >= HALF_TOLERANCE and len({row.split("'")[0] for row in different}) <= 3
         message = f"{self.name}: {len(ROWS)} requests merged to a batch of {count} answer as alone"
         yield finding(message, different, "ok" if excused else "FAIL")
 
     def values(self, answers: Any, what: str) -> Finding:
-        """Check that JSON can hold the answers: valid UTF-8 and finite numbers."""
+        """Checks that JSON can hold the answers: valid UTF-8 and finite numbers."""
         for answer in answers:
             for key, value in answer.items():
                 if value.dtype.kind == "f" and not np.isfinite(value).all():
@@ -166,15 +181,6 @@ class Calls:
                         except UnicodeDecodeError:
                             return Finding("FAIL", f"{self.name}.{key}: invalid UTF-8 for {what}: {text[:20]!r}")
         return Finding("ok", f"{self.name}: {what} give valid UTF-8 and finite numbers")
-
-    def options_out_of_range(self) -> Iterator[Finding]:
-        answers = []
-        for key, default in self.defaults.items():
-            kinds = {"i": INTEGERS, "u": INTEGERS, "O": STRINGS}
-            extremes = np.array(kinds.get(default.dtype.kind, FLOATS), default.dtype)
-            answers.append(self.call([SHORT[0]] * len(extremes), **{key: extremes}))
-        if answers:
-            yield self.values(answers, "options out of range")
 
     def wrong_shapes(self) -> Iterator[Finding]:
         from loader import SessionError
@@ -199,10 +205,10 @@ class Calls:
         different: list[str] = []
 
         def work(first: int) -> Any:
-            for place in range(first, first + requests):
-                answer, wanted = self.call([SHORT[place % len(SHORT)]]), expected[place % len(SHORT)]
-                if not all(_agree(answer[key], wanted[key], self.tolerance) for key in wanted):
-                    different.append(f"thread {first}'s row {place % len(SHORT)}")
+            for i in range(first, first + requests):
+                answer, other = self.call([SHORT[i % len(SHORT)]]), expected[i % len(SHORT)]
+                if not all(_agree(answer[key], other[key], self.tolerance) for key in other):
+                    different.append(f"thread {first}'s row {i % len(SHORT)}")
 
         workers = [threading.Thread(target=work, args=(number,)) for number in range(count)]
         for worker in workers:
@@ -213,15 +219,15 @@ class Calls:
 
 
 def python(path: str | Path) -> Iterator[Finding]:
-    """Python opens an export, too: its loader reads parts that C++ skips."""
+    """Opens a SavedModel in Python, whose loader reads parts that C++ skips."""
     import tensorflow as tf
 
-    with contextlib.suppress(ImportError):  # whose operations a text model has
-        import tensorflow_text  # noqa: F401
+    with contextlib.suppress(ImportError):
+        import tensorflow_text  # noqa: F401  (its ops are in a text model)
 
     try:
         loaded = tf.saved_model.load(str(path))
-    except Exception as error:  # whatever TensorFlow meets in a graph that it cannot read
+    except Exception as error:  # A graph that TensorFlow cannot read can make it raise any error.
         yield Finding("FAIL", f"tf.saved_model.load cannot open it: {type(error).__name__}: {_line(error)}")
         return
     yield Finding("ok", f"tf.saved_model.load of TensorFlow {tf.__version__} opens it")
@@ -238,17 +244,17 @@ def python(path: str | Path) -> Iterator[Finding]:
 
 
 def alone(path: str) -> Iterator[Finding]:
-    """A LiteRT or an ONNX export by its client, without TensorFlow."""
-    sys.path.append(str(Path(__file__).parents[1] / "engines"))  # the client, without this package
+    """Calls a LiteRT or an ONNX export by its client, without TensorFlow and without this package."""
+    sys.path.append(str(Path(__file__).parents[1] / "interop" / "engines"))
     from litert_client import Translation, opened
 
-    warnings.simplefilter("ignore")  # long texts
+    warnings.simplefilter("ignore")  # about long texts
     translator = opened(path)
     facts = translator.facts
     beams, most = facts["beam_size"], facts["max_length"]
 
     def wrong_values(answers: list[list[Translation]]) -> list[str]:
-        """Unsorted or non-finite scores and texts that UTF-8 cannot encode."""
+        """Returns unsorted or non-finite scores, and texts that UTF-8 cannot encode."""
         wrong = []
         for best in answers:
             scores = [one.score for one in best]
@@ -259,10 +265,10 @@ def alone(path: str) -> Iterator[Finding]:
 
     answers = [translator.n_best(row, beams) for row in ROWS]
     yield finding("hostile texts give valid UTF-8, finite scores, the best first", wrong_values(answers))
-    empty = [answers[place][0] for place, row in enumerate(ROWS) if not row.strip()]
+    empty = [best[0] for best, row in zip(answers, ROWS, strict=True) if not row.strip()]
     wrong = [one for one in empty if one != Translation("", 0.0, 0.0, False, 0)]
     yield finding("empty texts give empty translations", wrong)
-    # Another order, and each text as the first: memory that moves between two texts must not change the answer.
+    # In another order, and each as the first text: a text must not change the answers to the next ones.
     again = [translator.n_best(row, beams) for row in reversed(ROWS)]
     alone = [opened(path).n_best(row, beams) for row in ROWS]
     pairs = zip(ROWS, answers, reversed(again), alone, strict=True)
@@ -284,26 +290,12 @@ def alone(path: str) -> Iterator[Finding]:
     yield finding("it answers without TensorFlow and without this package", foreign)
 
 
-def _other(default: np.ndarray, place: int) -> np.ndarray:
-    """A value near an option's default, another for every place; a text stays."""
-    if default.dtype == object:
-        return default
-    return np.maximum(default * [1.0, 0.5, 0.25][place % 3], 0).astype(default.dtype)
-
-
-def _agree(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
-    if found.shape != expected.shape:
+def _agree(value: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
+    if value.shape != expected.shape:
         return False
-    if found.dtype.kind == "f":
-        return bool(np.allclose(found, expected, rtol=tolerance, atol=tolerance))
-    return bool((found == expected).all())
-
-
-def _sizes(path: str) -> list[int]:
-    """The batch sizes that a server pads to."""
-    file = Path(path) / "batching_params.pbtxt"
-    text = file.read_text() if file.is_file() else ""
-    return [int(size) for size in re.findall(r"allowed_batch_sizes\s*:\s*(\d+)", text)]
+    if value.dtype.kind == "f":
+        return bool(np.allclose(value, expected, rtol=tolerance, atol=tolerance))
+    return bool((value == expected).all())
 
 
 def _line(error: Exception) -> str:
@@ -313,5 +305,5 @@ def _line(error: Exception) -> str:
 PROBES: dict[str, Callable[..., Iterator[Finding]]] = {"server": server, "python": python, "alone": alone}
 
 if __name__ == "__main__":
-    for found in PROBES[sys.argv[1]](*sys.argv[2:]):
-        print(json.dumps(found), flush=True)
+    for result in PROBES[sys.argv[1]](*sys.argv[2:]):
+        print(json.dumps(result), flush=True)
