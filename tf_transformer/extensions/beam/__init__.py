@@ -1,4 +1,4 @@
-"""Bulk work on Apache Beam. Parts load at first use, so that the import works without apache_beam."""
+"""Bulk work on Apache Beam. Names load at first use, so that the import works without apache_beam."""
 
 import importlib
 from typing import Any
@@ -19,11 +19,7 @@ __all__ = [*_HOME]
 
 
 def check_installed() -> None:
-    """Check that Apache Beam is installed.
-
-    Raises:
-        BadInput: it is not.
-    """
+    """Raises `BadInput` if Apache Beam is not installed."""
     import_extra("apache_beam", "beam", "bulk work")
 
 

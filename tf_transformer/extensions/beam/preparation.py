@@ -1,4 +1,4 @@
-"""Prepare: the records of a corpus, by a Beam pipeline."""
+"""Writes the records of a corpus by a Beam pipeline."""
 
 from typing import Any
 
@@ -10,18 +10,18 @@ from tf_transformer.tokenizers.tokenizer import Tokenizer
 
 
 class Prepare(beam.PTransform):
-    """Writes the records of a corpus: the steps of `Preparation.run`, each a worker's. A pipeline begins with it.
+    """Writes the records of a corpus by the steps of `Preparation.run`, on many workers. A pipeline starts with it.
 
-    Run the pipeline inside `with preparation.locked():`, so that no other process writes into the folder.
-    Its output is one element, what is in records.json at the end.
+    Run the pipeline inside `with preparation.locked():`, so that no other process writes to the directory. The
+    output is one element, the final content of records.json.
 
     Args:
-        preparation: what to do. Its folder and the files of its source are where every worker sees them.
-        parts: of the source.
-        tokenizer: of source and target.
+        preparation: The work. All workers see its directory and the files of its source.
+        parts: Parts of the source.
+        tokenizer: Tokenizer of source and target.
 
     Raises:
-        BadInput: the folder holds records of something else.
+        BadInput: If the directory has records of something else.
     """
 
     def __init__(self, preparation: Preparation, parts: list[Part], tokenizer: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""Text files in, translated files out: shards that are complete or absent, so that a stopped pipeline goes on."""
+"""Text files in, translated files out. Shards are complete or absent, so that a stopped pipeline resumes."""
 
 import contextlib
 import glob
@@ -30,11 +30,11 @@ SHARD_LINES = 10_000
 
 @dataclass(frozen=True)
 class Shard:
-    """Lines, and the file that their translations go to.
+    """Lines of an input, and the file for their translations.
 
     Attributes:
-        lines: of an input.
-        path: the output, a line for each line, as `Reply.written` by its ending; gzip if it ends in .gz, too.
+        lines: Range of lines.
+        path: Output file, one line per line, written as `Reply.written` does for its suffix; gzip if it ends in .gz.
     """
 
     lines: LineRange
@@ -43,13 +43,13 @@ class Shard:
 
 @dataclass(frozen=True)
 class BulkJob:
-    """A translation of files, <prefix>-00000-of-00007.txt and so on; beside them <prefix>.work has what it needs.
+    """A translation of files to PREFIX-00000-of-00007.txt and so on, with PREFIX.work as working directory.
 
     Attributes:
-        inputs: plain files or .gz, or patterns of their names, in the order of the output.
-        prefix: begins the output's names, e.g. out/part.
-        method: how texts are translated.
-        lines: the most lines of a shard.
+        inputs: Files, plain or .gz, or patterns of their names, in the order of the output.
+        prefix: Start of the output's names, such as out/part.
+        method: How texts are translated.
+        lines: Maximum number of lines per shard.
         ending: .txt, .tsv or .jsonl, or one of them with .gz.
     """
 
@@ -66,18 +66,25 @@ class BulkJob:
 
     @property
     def folder(self) -> Path:
-        """<prefix>.work: the settings, a lock, and what was unpacked, until the work is done."""
+        """PREFIX.work, with the settings, a lock, and unpacked inputs until the work is done."""
         return Path(f"{self.prefix}.work")
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[list[Shard]]:
-        """All shards, in order, while no other process works on them. What is finished has its `path` on disk.
+        """Yields all shards in order, while no other process works on them. Finished shards have a file.
 
         Raises:
-            BadInput: there are no inputs; one is damaged; the prefix is in use, or has output of other inputs, of
-                another model or of other settings.
+            BadInput: If there are no inputs, an input is damaged, or the prefix is in use or has output of other
+                inputs, another model or other settings.
         """
-        paths = self._paths()
+        paths = []
+        for pattern in self.inputs:
+            files = matching(pattern)
+            if not files:
+                raise BadInput(f"expected text files, found none at {pattern}")
+            paths += files
+        if folders := [path for path in paths if os.path.isdir(path)]:
+            raise BadInput(f"expected text files, got the folder {folders[0]}")
         model_folder(self.method.path)
         message = f"{self.prefix}: expected output that nothing else writes; it is being written"
         with locked(self.folder / "lock", message):
@@ -90,44 +97,38 @@ class BulkJob:
             ]
             shutil.rmtree(self.folder / "inputs", ignore_errors=True)
 
-    def _paths(self) -> list[str]:
-        found = []
-        for pattern in self.inputs:
-            files = matching(pattern)
-            if not files:
-                raise BadInput(f"expected text files, found none at {pattern}")
-            found += files
-        for path in found:
-            if os.path.isdir(path):
-                raise BadInput(f"expected text files, got the folder {path}")
-        return found
-
     def _check_settings(self, paths: Sequence[str]) -> None:
-        """Write the settings, or compare them with those of what is there."""
+        """Writes the settings, or compares them with those of existing output."""
         file = self.folder / "settings.json"
         method = {name: value for name, value in asdict(self.method).items() if name in ("n_best", "options")}
+        model = model_folder(self.method.path)
+        # A SavedModel's graph and weights identify it, whatever else is in its directory.
+        files = [model / "saved_model.pb", *sorted(model.glob("variables/*"))]
+        if needs_no_tensorflow(model):
+            files = sorted(model.iterdir())
+        sha256 = hashlib.sha256("".join(checksum(file) for file in files).encode()).hexdigest()
         settings = {
             "inputs": [{"path": path, "sha256": checksum(path)} for path in paths],
-            "model": {"path": self.method.path, "sha256": _checksum_of_model(model_folder(self.method.path))},
+            "model": {"path": self.method.path, "sha256": sha256},
             "settings": {**method, "lines": self.lines, "ending": self.ending},
         }
-        there = sorted(glob.glob(f"{glob.escape(str(self.prefix))}-*-of-*"))
-        if not there:
+        outputs = sorted(glob.glob(f"{glob.escape(str(self.prefix))}-*-of-*"))
+        if not outputs:
             write_json(file, settings)
             return
         if not file.exists():
-            raise BadInput(f"{self.prefix}: expected no output of another work, found {there[0]}")
-        found = read_json(file)
+            raise BadInput(f"{self.prefix}: expected no output of another work, found {outputs[0]}")
+        stored = read_json(file)
         with reading(file, "the settings of the output that is there"):
-            before = {name: (_contents(found[name]), _described(found[name])) for name in settings}
-        for name, of in (("inputs", "other inputs"), ("model", "another model"), ("settings", "other settings")):
+            before = {name: (_contents(stored[name]), _described(stored[name])) for name in settings}
+        for name, label in (("inputs", "other inputs"), ("model", "another model"), ("settings", "other settings")):
             if before[name][0] != _contents(settings[name]):
                 was, now = before[name][1], _described(settings[name])
-                raise BadInput(f"{self.prefix}: it has output of {of}: {was}; not of {now}. Give another --output")
+                raise BadInput(f"{self.prefix}: it has output of {label}: {was}; not of {now}. Give another --output")
 
 
 def _contents(value: Any) -> Any:
-    """A part of the settings without the places of files, which may be moved."""
+    """Returns a part of the settings without paths, since files may be moved."""
     if isinstance(value, list):
         return [_contents(each) for each in value]
     return {name: each for name, each in value.items() if name != "path"}
@@ -141,22 +142,15 @@ def _described(value: Any) -> str:
     return json.dumps(value)
 
 
-def _checksum_of_model(path: Path) -> str:
-    """SHA-256 of graph and weights, or of all files of an export that has no such."""
-    own = [path / "saved_model.pb", *sorted(path.glob("variables/*"))]
-    files = sorted(path.iterdir()) if needs_no_tensorflow(path) else own
-    return hashlib.sha256("".join(checksum(file) for file in files).encode()).hexdigest()
-
-
 @dataclass(frozen=True)
 class ShardResult:
-    """A shard that was translated.
+    """A translated shard.
 
     Attributes:
-        path: its file.
-        lines: how many it has.
-        truncated, empty: how many of them were flagged so.
-        seconds: the time it took.
+        path: Its file.
+        lines: Number of lines.
+        truncated, empty: Number of lines with this flag.
+        seconds: Duration.
     """
 
     path: str
@@ -167,10 +161,10 @@ class ShardResult:
 
 
 class TranslateShards(beam.PTransform[Any, Any]):
-    """Translates `Shard`s, one at a time in a process, and gives a `ShardResult` for each.
+    """Translates `Shard`s, one at a time per process, to `ShardResult`s.
 
     Args:
-        method: how texts are translated.
+        method: How texts are translated.
     """
 
     def __init__(self, method: TranslationSettings) -> None:
@@ -194,10 +188,10 @@ class _ShardHandler(Handler):
 
 
 class ShardWorker:
-    """A function that translates a shard. A process loads the model once, however often it unpickles the function.
+    """A function that translates a shard. Processes load the model once, however often they unpickle the function.
 
     Args:
-        method: how texts are translated.
+        method: How texts are translated.
     """
 
     def __init__(self, method: TranslationSettings) -> None:
@@ -221,17 +215,18 @@ def _unpickled(method: TranslationSettings) -> ShardWorker:
 
 
 def write_shard(path: str, rows: Sequence[Reply], n_best: bool) -> None:
-    """Write translations, a line for each, to a file that is complete or absent. `n_best`: JSON has all of them.
+    """Writes translations, one per line, to a file that is complete or absent. With `n_best`, JSON has all of them.
 
     Raises:
-        OSError: it cannot be written; the error names the file.
+        OSError: If it cannot be written. The error names the file.
     """
     ending = Path(path.removesuffix(".gz")).suffix
     text = "".join(f"{row.written(ending, n_best)}\n" for row in rows).encode()
     try:
         with new_file(path) as temporary, open(temporary, "wb") as file:
             if path.endswith(".gz"):
-                with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:  # the same bytes at any time
+                # Without name and time, a shard has the same bytes whenever it is written.
+                with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
                     packed.write(text)
             else:
                 file.write(text)

@@ -1,4 +1,4 @@
-"""An export on the elements of a Beam pipeline: a translator's SavedModel, a LiteRT or an ONNX export."""
+"""Translates the elements of a Beam pipeline by a translator's SavedModel, a LiteRT or an ONNX export."""
 
 import os
 import time
@@ -19,7 +19,7 @@ from tf_transformer.utils.files import encoded, user_path
 from tf_transformer.utils.values import Count, between, check_fields, checked, convert
 
 CHUNK = 1_024  # elements that are sorted by length together
-LEAST_BYTES = 64  # what a short text counts: its translation takes steps, too
+LEAST_BYTES = 64  # cost of a short text, since its translation also takes steps
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,17 @@ class TranslationSettings:
     """How texts are translated.
 
     Attributes:
-        path: the folder of a SavedModel, a LiteRT or an ONNX export, or of its versions, which every worker reads.
-        n_best: translations of each text, at most those of the export.
-        batch_bytes: the most rows of a batch, times the bytes of its longest; a row counts at least 64.
-        threads: of a worker process for one operation; `None` means all cores. It has an effect in processes in which
-            TensorFlow has done nothing before.
-        options: of the search, those that a request may give (`SearchOptions`); and source_language and
-            target_language, of a model of several. The others are the export's.
-        document: each text is a document, "text", "html" or "xml"; its reply has the best output alone. `None` means a
-            sentence.
+        path: Directory of a SavedModel, a LiteRT or an ONNX export, or of its versions, which every worker reads.
+        n_best: Translations per text, at most those of the export.
+        batch_bytes: Maximum batch size: rows times bytes of the longest. A row counts at least 64.
+        threads: Threads of a worker process for one operation. Defaults to all cores. Only has an effect before
+            TensorFlow's first operation.
+        options: Search options that a request may give (`SearchOptions`), and source_language and target_language of a
+            multilingual model. Defaults to the export's.
+        document: Translate each text as a document, "text", "html" or "xml", to its best output. Defaults to sentences.
 
     Raises:
-        BadInput: a value is out of range.
+        BadInput: If a value is out of range.
     """
 
     path: str | os.PathLike[str]
@@ -58,31 +57,30 @@ class TranslationSettings:
         search = of_request({**search, "n_best": self.n_best})
         del search["n_best"]
         languages = {name: convert(name, value, str) for name, value in self.options.items() if name in LANGUAGES}
-        if "://" not in os.fspath(self.path):  # of another file system it stays as it is
+        if "://" not in os.fspath(self.path):  # not an address of another file system
             object.__setattr__(self, "path", str(user_path(self.path, "path")))
         object.__setattr__(self, "options", search | languages)
 
 
 class Translate(beam.PTransform[Any, Any]):
-    """Translates the elements of a PCollection, each with its own key, in no order.
+    """Translates the elements of a PCollection, in no particular order.
 
-    A string becomes a `Reply` of `inference.engine`. A pair (key, string) becomes (key, `Reply`). With `text`, a dict,
-    a NamedTuple or another object with that field becomes (element, `Reply`). Strings are str or bytes; none makes a
-    bundle fail, whatever it contains.
+    A string becomes a `Reply` of `inference.engine`. A pair (key, string) becomes (key, `Reply`). With `text`, a
+    dict, a NamedTuple or another object with that field becomes (element, `Reply`). Strings are str or bytes. Their
+    contents never make a bundle fail.
 
-    The model is loaded once a process; a LiteRT or an ONNX export loads no
-    TensorFlow. Beam's metrics have, in the namespace
-    tf_transformer, the counters sentences, tokens (of sources), truncated and empty, and the
-    distribution batch_milliseconds.
+    Each process loads the model once. LiteRT and ONNX exports do not load TensorFlow. Beam's metrics have, in the
+    namespace tf_transformer, the counters sentences, tokens (of sources), truncated and empty, and the distribution
+    batch_milliseconds.
 
     Args:
-        path: the folder of a translator's SavedModel, a LiteRT or an ONNX export, or that of its versions,
-            which means the newest.
-        text: the name of the field that holds the text.
-        method: the other fields of `TranslationSettings`.
+        path: Directory of a translator's SavedModel, a LiteRT or an ONNX export, or of its versions, of which the
+            newest is used.
+        text: Name of the field that contains the text.
+        method: The other fields of `TranslationSettings`.
 
     Raises:
-        BadInput: a value is out of range.
+        BadInput: If a value is out of range.
     """
 
     @checked
@@ -95,15 +93,16 @@ class Translate(beam.PTransform[Any, Any]):
 
 
 class Model:
-    """A loaded model, which counts for Beam's metrics what it does.
+    """A loaded model, which updates Beam's metrics.
 
     Raises:
-        BadInput: the folder holds no export, or one that cannot do what the method asks for.
+        BadInput: If the directory has no export, or one that does not support the method.
     """
 
     def __init__(self, method: TranslationSettings) -> None:
         self._method = method
         self._engine = load(method.path, batch_size=CHUNK, threads=method.threads)
+        self._n = method.n_best if method.n_best > 1 else None
         if not self._engine.translates:
             raise BadInput(f"{method.path}: expected a translator's export, got a parser. Parse with tt.load.")
         try:
@@ -111,12 +110,8 @@ class Model:
         except BadInput as error:
             raise BadInput(f"{method.path}: {error}") from error
 
-    @property
-    def _n(self) -> int | None:
-        return self._method.n_best if self._method.n_best > 1 else None
-
     def replies(self, texts: Sequence[str | bytes]) -> list[Reply]:
-        """The reply to each text, computed in batches of similar length."""
+        """Returns the reply to each text, computed in batches of similar length."""
         if self._method.document:
             outputs = self._engine.document(texts, self._method.document, **self._method.options)
             counters["sentences"].inc(len(texts))
@@ -126,10 +121,10 @@ class Model:
         def cost(rows: int, longest: int) -> int:
             return rows * max(longest, LEAST_BYTES)
 
-        for places in batches([len(encoded(text)) for text in texts], self._method.batch_bytes, cost):
+        for rows in batches([len(encoded(text)) for text in texts], self._method.batch_bytes, cost):
             began = time.monotonic()
-            batch = self._engine.replies([texts[i] for i in places], self._n, **self._method.options)
-            replies.update(zip(places, batch, strict=True))
+            batch = self._engine.replies([texts[i] for i in rows], self._n, **self._method.options)
+            replies.update(zip(rows, batch, strict=True))
             milliseconds.update(round((time.monotonic() - began) * 1_000))
         counters["sentences"].inc(len(texts))
         counters["tokens"].inc(sum(reply.length or 0 for reply in replies.values()))
@@ -144,12 +139,7 @@ milliseconds = Metrics.distribution(NAMESPACE, "batch_milliseconds")
 
 
 class Handler(ModelHandler[Any, Any, Model]):
-    """Loads a method's model, once a process, for Beam's `RunInference`.
-
-    Args:
-        method: how texts are translated.
-        chunk: elements that `run_inference` gets at once.
-    """
+    """Loads a method's model, once per process, for Beam's `RunInference`, which passes `chunk` elements at once."""
 
     def __init__(self, method: TranslationSettings, chunk: int) -> None:
         super().__init__()
@@ -163,15 +153,13 @@ class Handler(ModelHandler[Any, Any, Model]):
         return {"min_batch_size": self._chunk, "max_batch_size": self._chunk}
 
     def get_num_bytes(self, batch: Sequence[Any]) -> int:
-        return 0  # a count would cost a copy of all elements
+        return 0  # Counting would copy all elements.
 
     def get_metrics_namespace(self) -> str:
         return NAMESPACE
 
 
 class _ElementHandler(Handler):
-    """Answers the elements of `Translate`."""
-
     def __init__(self, method: TranslationSettings, text: str | None) -> None:
         super().__init__(method, CHUNK)
         self._text = text
