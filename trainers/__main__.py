@@ -1,4 +1,4 @@
-"""All programs behind one command, tf-transformer."""
+"""The command tf-transformer, which runs all programs."""
 
 import argparse
 import importlib
@@ -13,13 +13,13 @@ from .command import run_program
 PROGRAMS = {
     "translation": "train a translator, score it, and export it",
     "parsing": "train a parser of English, score it, and export it",
-    "prepare": "tokenize a large corpus once, into records to train from",
-    "evaluate": "score translations, or models that make them, against references",
-    "translate": "translate or parse a text, or many files, with an export, a run or a checkpoint",
-    "serve": "answer LibreTranslate's API, which many apps know, with any of these",
+    "prepare": "tokenize a large corpus once, into records for training",
+    "evaluate": "score translations or models against references",
+    "translate": "translate or parse texts with an export, a run or a checkpoint",
+    "serve": "serve an export, a run or a checkpoint by LibreTranslate's API",
     "attention": "draw a model's attention weights",
-    "export": "export a run or a pretrained checkpoint: a SavedModel, for LiteRT, ONNX, CTranslate2 or transformers",
-    "check": "check that a SavedModel can be served, or that a LiteRT or an ONNX export answers",
+    "export": "export a run or a pretrained checkpoint, as a SavedModel or for other engines",
+    "check": "check that an export can be served",
 }
 
 
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def run() -> None:
-    """The program that the command line names."""
+    """Runs the program that the command line names."""
     command = "tf-transformer" if Path(sys.argv[0]).stem == "tf-transformer" else f"python -m {__package__}"
     others = [name for name in registry.names("commands") if name not in PROGRAMS]
     programs = PROGRAMS | dict.fromkeys(others, "from another package")
@@ -39,7 +39,7 @@ def run() -> None:
         f"{command} PROGRAM --help shows a program's options.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("program", metavar="PROGRAM", choices=programs, help="one of these")
+    parser.add_argument("program", metavar="PROGRAM", choices=programs, help="one of the programs above")
     parser.add_argument("--version", action="version", version=__version__)
     name = parser.parse_args(sys.argv[1:2]).program
     sys.argv = [f"{command} {name}", *sys.argv[2:]]

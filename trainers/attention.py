@@ -1,7 +1,7 @@
 """Draw a model's attention weights: a page to open in a browser, and figures.
 
 The page shows each sentence's encoder self-attention, decoder self-attention and cross-attention, by layer and head.
-Without arguments, sentences come from standard input, one a line.
+Without arguments, it reads sentences from standard input, one per line.
 """
 
 import io
@@ -19,30 +19,20 @@ PAGE = Path("attention.html")
 def main(argv: list[str] | None = None) -> None:
     parser = options("attention", __doc__, "Layers and heads are counted from 1. Figures need matplotlib.")
     add = parser.add_argument
-    add("sentences", nargs="*", metavar="SENTENCE", help="a sentence to translate or to parse")
-    what = "a run, e.g. runs/demo, a SavedModel of this package, e.g. savedmodels/demo, or a checkpoint"
-    add("--model", required=True, metavar="DIR", help=what)
-    add(
-        "--target",
-        action="append",
-        metavar="TEXT",
-        help="a translation or tree to use instead of the model's; once for each sentence",
-    )
-    add("--html", type=as_path, metavar="FILE", help=f"file of the page ({PAGE} without --png)")
-    add("--png", type=as_path, metavar="FILE", help="file of a figure; several sentences make FILE-1, FILE-2, ...")
-    add(
-        "--kind",
-        default="cross",
-        choices=["encoder", "decoder", "cross"],
-        help="kind of attention in the figure (cross)",
-    )
+    add("sentences", nargs="*", metavar="SENTENCE", help="sentence to translate or to parse (lines of standard input)")
+    model = "run, such as runs/demo, SavedModel of this package, such as savedmodels/demo, or checkpoint"
+    add("--model", required=True, metavar="DIR", help=model)
+    target = "translation or tree to use instead of the model's, once for each sentence"
+    add("--target", action="append", metavar="TEXT", help=target)
+    add("--html", type=as_path, metavar="FILE", help=f"file for the page ({PAGE} without --png)")
+    add("--png", type=as_path, metavar="FILE", help="file for a figure; several sentences make FILE-1, FILE-2, ...")
+    kinds = ["encoder", "decoder", "cross"]
+    add("--kind", default="cross", choices=kinds, help="kind of attention in the figure (cross)")
     add("--layer", type=positive, metavar="N", help="layer in the figure (the last one)")
     add("--head", type=positive, nargs="+", metavar="N", help="heads in the figure (all)")
     args = parser.parse_intermixed_args(argv)
     if not args.png and (args.layer or args.head or args.kind != "cross"):
-        parser.error(
-            "--kind, --layer and --head: expected --png FILE with them; the page shows all kinds, layers and heads"
-        )
+        parser.error("--kind, --layer and --head: expected --png FILE; the page shows all kinds, layers and heads")
     page = args.html or (None if args.png else PAGE)
     sentences = args.sentences or [line.decode("utf-8", "replace") for line in lines_in(sys.stdin.buffer)]
     load_backend()
@@ -64,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
             raise tt.BadInput(f"sentence {number}: {error}") from error
         print(" ".join(pairs[-1].source), "->", " ".join(pairs[-1].target), flush=True)
 
-    # Everything is made before anything is written.
+    # Everything is drawn before anything is written.
     files = {}
     for number, pair in enumerate(pairs if args.png else [], 1):
         name = args.png if len(pairs) == 1 else args.png.with_stem(f"{args.png.stem}-{number}")
@@ -78,17 +68,17 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def png(pair: Any, kind: Any, layer: int | None, heads: list[int] | None) -> bytes:
-    """A figure of one layer's heads, counted from 1; `None` means the last layer, all heads."""
+    """Draws heads of one layer, counted from 1. `None` means the last layer, all heads."""
     from tf_transformer.config import BadInput
     from tf_transformer.evaluation.visualize import attention_figure
 
     weights = getattr(pair.scores, kind)
-    most = weights[0].shape[1]
-    layer, heads = layer or len(weights), heads or list(range(1, most + 1))
+    count = weights[0].shape[1]
+    layer, heads = layer or len(weights), heads or list(range(1, count + 1))
     if layer > len(weights):
         raise BadInput(f"--layer: expected 1 to {len(weights)}, got {layer}")
-    if max(heads) > most:
-        raise BadInput(f"--head: expected 1 to {most}, got {max(heads)}")
+    if max(heads) > count:
+        raise BadInput(f"--head: expected 1 to {count}, got {max(heads)}")
     written = io.BytesIO()
     attention_figure(pair, kind, layer - 1, [head - 1 for head in heads]).savefig(written, format="png")
     return written.getvalue()

@@ -1,9 +1,9 @@
 """Export a run in one of several formats: average its last checkpoints, convert the weights, write, check, and publish
 as the next version.
 
-Several runs become an ensemble, the mean of their probabilities. A run of a parser becomes a parser.
---pretrained exports a pretrained checkpoint instead. An export that fails a check is not published, so a server that
-watches the folder never sees it.
+Several runs become an ensemble, the mean of their probabilities. A parser's run becomes a parser. --pretrained exports
+a pretrained checkpoint. An export that fails a check is not published, so a server that watches the directory never
+sees it.
 """
 
 import argparse
@@ -11,67 +11,77 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tf_transformer.serving.formats import format_of, formats
+from tf_transformer.serving.formats import Format, format_of, formats
 
 from .command import add_search_options, as_path, chosen, load_backend, model_name, options, positive, run_program
 
 
-def main(argv: list[str] | None = None) -> None:
+def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Format, dict[str, Any]]:
+    """Parses the options.
+
+    Returns:
+        The options, the format, and the options that only some formats take.
+    """
     parser = options("export", __doc__)
     add = parser.add_argument
     what = parser.add_mutually_exclusive_group(required=True)
-    runs = "the run's folder, e.g. runs/demo; several folders make an ensemble"
+    runs = "run directory, such as runs/demo; several make an ensemble"
     what.add_argument("--run", nargs="+", type=as_path, metavar="DIR", help=runs)
-    pretrained = "a pretrained checkpoint instead: its folder, or its name on the Hugging Face hub"
+    pretrained = "pretrained checkpoint: a directory, or a name on the Hugging Face Hub"
     what.add_argument("--pretrained", metavar="NAME", help=pretrained)
-    add("--revision", metavar="REV", help="a commit, tag or branch of the hub's model (its main branch)")
-    add("--name", type=model_name, help="the model's name on the server (that of the first run, or of the checkpoint)")
-    add("--base", type=as_path, metavar="DIR", help="the folder of all models (the format's own, as savedmodels)")
+    add("--revision", metavar="REV", help="commit, tag or branch of the Hub's model (its main branch)")
+    add("--name", type=model_name, help="model name on the server (the name of the first run or of the checkpoint)")
+    add(
+        "--base", type=as_path, metavar="DIR", help="parent directory of all models (the format's, such as savedmodels)"
+    )
     add("--version", type=positive, metavar="N", help="version number (the next one)")
-    add("--average-last", type=positive, metavar="N", help="how many of the last checkpoints to average (the recipe's)")
+    add("--average-last", type=positive, metavar="N", help="number of last checkpoints to average (the recipe's)")
     titles, first = "; ".join(f"{name}: {format.title}" for name, format in formats().items()), next(iter(formats()))
     add("--format", default=first, choices=formats(), metavar="FORMAT", help=f"{titles} ({first})")
-    dtypes = f"dtype of the weights: {_dtypes()}; float16 is for GPUs (float32)"
+    every = set.intersection(*(set(format.dtypes) for format in formats().values()))
+    more = {name: [dtype for dtype in format.dtypes if dtype not in every] for name, format in formats().items()}
+    also = "; ".join(f"{name}: also {', '.join(dtypes)}" for name, dtypes in more.items() if dtypes)
+    dtypes = f"dtype of the weights: {', '.join(sorted(every))}; {also}; float16 is for GPUs (float32)"
     add("--dtype", default="float32", metavar="DTYPE", help=dtypes)
     add("--no-check", action="store_true", help="publish without the check, which takes most of the time; for trials")
     add_search_options(add, more=("max_length", "n_best"))
-    add("--max-beam-size", type=positive, metavar="K", help="greatest beam size that a request may ask for (16)")
-    more = "a signature more, complete: outputs that begin with a prefix; a fifth more of a graph"
-    add("--completions", action="store_true", default=None, help=more)
+    add("--max-beam-size", type=positive, metavar="K", help="maximum beam size of requests (16)")
+    completions = "add the signature complete, for outputs that start with a prefix; the graph grows by a fifth"
+    add("--completions", action="store_true", default=None, help=completions)
     add("--dev", nargs="+", metavar="FILE", help="SOURCE TARGET or trees, to score the model in float32 and in --dtype")
-    suffixes = "source and target language (the training files' suffixes; of a model of several, its own)"
+    suffixes = "source and target language (the training files' suffixes; a multilingual model's own)"
     add("--languages", nargs=2, metavar="XX", help=suffixes)
-    add("--license", metavar="NAME", help="of the weights, for whoever gets them, e.g. cc-by-4.0 (the checkpoint's)")
+    add("--license", metavar="NAME", help="license of the weights, such as cc-by-4.0 (the checkpoint's)")
     args = parser.parse_args(argv)
     if args.pretrained and args.average_last:
-        parser.error("--average-last: expected --run with it, got --pretrained, which has no checkpoints to average")
+        parser.error("--average-last: expected --run, got --pretrained, which has no checkpoints to average")
     if args.revision and not args.pretrained:
-        parser.error("--revision: expected --pretrained with it")
+        parser.error("--revision: expected --pretrained as well")
     if args.name is None:
-        whole = (args.run[0] if args.run else Path(args.pretrained)).absolute()
+        path = (args.run[0] if args.run else Path(args.pretrained)).absolute()
         try:
-            args.name = model_name(whole.name)
+            args.name = model_name(path.name)
         except argparse.ArgumentTypeError:
-            parser.error(f"--name: expected one, since {whole} has none for a server")
+            parser.error(f"--name: expected one, since {path} has none for a server")
     format = format_of(args.format)
     if args.no_check and "check" not in format.takes:
         parser.error(f"--no-check: expected a format that has a check, got {args.format}")
     fixed = chosen(vars(args), ("n_best", "max_beam_size", "max_length", "completions"))
     needs = {"ensemble": len(args.run or ()) > 1, "facts": args.languages or args.license, "scores": args.dev}
     needs |= dict.fromkeys(fixed, True)
-    if wrong := format.problem(args.dtype, needs):
-        parser.error(wrong)
+    if problem := format.problem(args.dtype, needs):
+        parser.error(problem)
+    return args, format, fixed
+
+
+def main(argv: list[str] | None = None) -> None:
+    args, format, fixed = arguments(argv)
     load_backend()
     import tf_transformer as tt
-    from tf_transformer.data.corpus import languages_of
-    from tf_transformer.inference.loading import trained
     from tf_transformer.serving.versions import next_version, publish, size_of
-    from tf_transformer.tokenizers.languages import LANGUAGES
-    from tf_transformer.training.recipe import Recipe
     from tf_transformer.training.run import Run
-    from tf_transformer.utils.reading import made_of, read_json
 
-    from .publishing import DEV, language_facts, measured, read_dev, say_dtypes, scores_of, search_of
+    from .publishing import read_dev, say_dtypes
 
     # All input is checked before anything is computed.
     folder = (args.base or Path(format.base)) / args.name
@@ -85,38 +95,15 @@ def main(argv: list[str] | None = None) -> None:
         raise tt.BadInput(f"{args.run[0]}: expected options of a parser, since the run is one; got a translator's")
     dev = read_dev(settings, args.dev) if "scores" in format.takes else None
 
-    float32: Any
-    if run:
-        average_last = args.average_last or made_of(Recipe, settings["recipe"]).averaged
-        float32 = trained(args.run, average_last=average_last, **search_of(vars(args)))
-        count = len(run.checkpoints()[-average_last:])
-        print(f"the mean of {count} checkpoints of {', and as many of '.join(map(str, args.run))}; ", end="")
-    else:
-        float32 = tt.Translator.from_pretrained(args.pretrained, revision=args.revision, **search_of(vars(args)))
-        print(f"the pretrained {args.pretrained}; ", end="")
+    float32 = load(args, settings)
     model = (float32.translator if parses else float32).model
     print(f"{model.count_params():,} parameters", flush=True)
-
-    facts: dict[str, Any] = {}
-    if "facts" in format.takes:
-        facts = {"step": read_json(run.checkpoints()[-1] / "state.json")["step"]} if run else {}
-        if dev:
-            scored = float32.astype(args.dtype)
-            by_dtype = {"float32": float32, args.dtype: scored.astype(format.scored_in) if format.scored_in else scored}
-            name = ", ".join(Path(file).name for file in args.dev) if args.dev else DEV
-            facts |= scores_of(settings["kind"], dev, by_dtype, name)
-        elif run:
-            scores = measured(run, facts["step"], model.count_params())
-            facts |= scores if args.dtype == "float32" else {}
-        if not parses:
-            given = dict(zip(LANGUAGES, args.languages or (), strict=False))
-            facts |= given or language_facts(float32, languages_of(settings["corpus"].get("train")))
-        facts |= {"license": args.license} if args.license else {}
+    facts = metadata_of(args, format, settings, float32, dev, model.count_params()) if "facts" in format.takes else {}
     print("writing ...", flush=True)
     began = time.monotonic()
 
     def save(path: Path) -> None:
-        dtype = None if args.dtype == "float32" else args.dtype  # that of the model
+        dtype = None if args.dtype == "float32" else args.dtype  # `None` is the model's dtype
         format.save(float32, path, dtype, checked=not args.no_check, **fixed, **facts)
 
     path = publish(save, folder, args.version)
@@ -128,12 +115,53 @@ def main(argv: list[str] | None = None) -> None:
         say_dtypes(path, weights, model.count_params())
 
 
-def _dtypes() -> str:
-    """The dtypes of every format, and what some formats have beyond them."""
-    every = set.intersection(*(set(format.dtypes) for format in formats().values()))
-    more = {name: [dtype for dtype in format.dtypes if dtype not in every] for name, format in formats().items()}
-    also = "; ".join(f"{name}: also {', '.join(dtypes)}" for name, dtypes in more.items() if dtypes)
-    return f"{', '.join(sorted(every))}; {also}"
+def load(args: argparse.Namespace, settings: dict[str, Any]) -> Any:
+    """Loads the averaged runs or the checkpoint in float32, and prints which."""
+    import tf_transformer as tt
+    from tf_transformer.inference.loading import trained
+    from tf_transformer.training.recipe import Recipe
+    from tf_transformer.training.run import Run
+    from tf_transformer.utils.reading import made_of
+
+    from .publishing import search_of
+
+    search = search_of(vars(args))
+    if args.pretrained:
+        translator = tt.Translator.from_pretrained(args.pretrained, revision=args.revision, **search)
+        print(f"the pretrained {args.pretrained}; ", end="")
+        return translator
+    average_last = args.average_last or made_of(Recipe, settings["recipe"]).averaged
+    learned = trained(args.run, average_last=average_last, **search)
+    count = len(Run(args.run[0]).checkpoints()[-average_last:])
+    print(f"the mean of {count} checkpoints of {', and as many of '.join(map(str, args.run))}; ", end="")
+    return learned
+
+
+def metadata_of(
+    args: argparse.Namespace, format: Format, settings: dict[str, Any], float32: Any, dev: Any, parameters: int
+) -> dict[str, Any]:
+    """Returns the export's metadata: step, score, languages and license. Scores it on `dev` if there is one."""
+    from tf_transformer.data.corpus import languages_of
+    from tf_transformer.tokenizers.languages import LANGUAGES
+    from tf_transformer.training.run import Run
+    from tf_transformer.utils.reading import read_json
+
+    from .publishing import DEV, language_facts, measured, scores_of
+
+    run = Run(args.run[0]) if args.run else None
+    facts: dict[str, Any] = {"step": read_json(run.checkpoints()[-1] / "state.json")["step"]} if run else {}
+    if dev:
+        scored = float32.astype(args.dtype)
+        by_dtype = {"float32": float32, args.dtype: scored.astype(format.scored_in) if format.scored_in else scored}
+        name = ", ".join(Path(file).name for file in args.dev) if args.dev else DEV
+        facts |= scores_of(settings["kind"], dev, by_dtype, name)
+    elif run:
+        scores = measured(run, facts["step"], parameters)
+        facts |= scores if args.dtype == "float32" else {}
+    if settings["kind"] != "parsing":
+        languages = dict(zip(LANGUAGES, args.languages or (), strict=False))
+        facts |= languages or language_facts(float32, languages_of(settings["corpus"].get("train")))
+    return facts | ({"license": args.license} if args.license else {})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Train a Transformer to parse English (section 6.3), score it as EVALB does, and export it as a SavedModel.
 
-The parser takes a sentence a line, words and punctuation separated by spaces; `tf-transformer translate` runs it.
+The parser takes one sentence per line, words and punctuation separated by spaces. Run it with tf-transformer translate.
 """
 
 import time
@@ -12,23 +12,30 @@ from .command import add_search_options, add_training_options, export_folder, lo
 def main(argv: list[str] | None = None) -> None:
     parser = options("parsing", __doc__)
     add = parser.add_argument
-    add("--preset", default="parsing_small", help="parsing_small, parsing_wsj or parsing_semi (parsing_small)")
+    add(
+        "--preset",
+        default="parsing_small",
+        metavar="NAME",
+        help="parsing_small, parsing_wsj or parsing_semi (parsing_small)",
+    )
     add("--train", nargs="+", metavar="FILE", help="bracketed trees")
-    add("--dev", nargs="+", metavar="FILE", help="trees to watch the training with")
-    add("--test", nargs="+", metavar="FILE", help="trees to score the result with (the dev trees)")
-    add("--wsj", metavar="DIR", help="folder of wsj_NNNN.mrg instead: sections 2-21 to train, 22 as dev, 23 as test")
-    add("--extra", nargs="+", metavar="FILE", help="trees made by a parser, to train on as well")
-    add("--extra-ratio", type=float, default=1.0, metavar="R", help="trees of --extra for each tree of --train (1.0)")
+    add("--dev", nargs="+", metavar="FILE", help="dev set: bracketed trees")
+    add("--test", nargs="+", metavar="FILE", help="test set to score the result on (the dev set)")
+    sections = "directory of wsj_NNNN.mrg, instead of --train: sections 2-21 for training, 22 as dev, 23 as test set"
+    add("--wsj", metavar="DIR", help=sections)
+    add("--extra", nargs="+", metavar="FILE", help="additional training trees, made by a parser")
+    add("--extra-ratio", type=float, default=1.0, metavar="R", help="number of --extra trees per --train tree (1.0)")
     add("--no-tags", dest="tags", action="store_false", help="learn XX for every word instead of its tag")
     add_training_options(add)
-    add_search_options(add, without=["min_length", "patience"])  # a tree says how long it is; the search is exact
+    # A tree's words determine its minimum length, and the search is exact.
+    add_search_options(add, without=["min_length", "patience"])
     args = parser.parse_args(argv)
     if bool(args.wsj) == bool(args.train):
         parser.error("expected either --wsj DIR or --train FILE")
     if args.train and not args.dev:
-        parser.error("expected --dev FILE with --train")
+        parser.error("--train: expected --dev FILE as well")
     if args.wsj and (args.dev or args.test):
-        parser.error("--wsj: expected neither --dev nor --test, which are sections 22 and 23")
+        parser.error("--wsj: cannot be combined with --dev or --test, which are sections 22 and 23")
     if args.extra_ratio <= 0:
         parser.error(f"--extra-ratio: expected a number above 0, got {args.extra_ratio}")
     began = time.perf_counter()
@@ -64,24 +71,22 @@ def main(argv: list[str] | None = None) -> None:
     learned = averaged(trainer, search)
     sources, _ = corpus.test or corpus.dev
     result = trainer.evaluate(translator=learned)["F1"]
-    seen = gold[:: -(-len(gold) // 500)]
-    known = evalb.total(seen, map(treebank.read_tree, learned([words_of(tree) for tree in seen])))
+    sample = gold[:: -(-len(gold) // 500)]
+    train_result = evalb.total(sample, map(treebank.read_tree, learned([words_of(tree) for tree in sample])))
     free = learned.symbols(sources)
-    ill_formed = sum(
-        not treebank.is_well_formed(line, len(tree.leaves())) for line, tree in zip(free, trees, strict=True)
-    )
+    counts = [len(tree.leaves()) for tree in trees]
+    ill_formed = sum(not treebank.is_well_formed(*pair) for pair in zip(free, counts, strict=True))
     repaired = evalb.total(trees, map(treebank.to_tree, free, map(treebank.words_of, trees)))
-    print(f"test: {result}\ntraining trees: {known}")
-    print(
-        f"without the grammar, {ill_formed:,} of {len(trees):,} outputs are not trees; repaired: F1 {repaired.f1:.2f}"
-    )
+    print(f"test: {result}\ntraining trees: {train_result}")
+    share = f"{ill_formed:,} of {len(trees):,} outputs"
+    print(f"without the grammar, {share} are not trees; repaired: F1 {repaired.f1:.2f}")
     metrics = {
         "test_f1": round(result.f1, 2),
         "test_f1_text": TEST if test else DEV,
         "test_precision": round(result.precision, 2),
         "test_recall": round(result.recall, 2),
         "test_complete_match": round(result.complete_match, 2),
-        "train_f1": round(known.f1, 2),
+        "train_f1": round(train_result.f1, 2),
         "ill_formed_without_grammar": round(ill_formed / len(trees), 4),
         "repaired_f1": round(repaired.f1, 2),
         "beam_size": learned.translator.beam_size,

@@ -1,8 +1,7 @@
-"""How the programs share work: among processes of this machine, or in a pipeline on a runner of Apache Beam."""
+"""Shares a program's work among processes of this machine, or in a pipeline on a runner of Apache Beam."""
 
 import concurrent.futures
 import contextlib
-import functools
 import multiprocessing
 import os
 import signal
@@ -22,29 +21,25 @@ from tf_transformer.utils.terminal import quiet_stderr
 from .command import positive
 
 SECONDS = 30  # between lines of progress
-STOPPED = 128 + signal.SIGTERM  # the status of a process that this program stopped
+STOPPED = 128 + signal.SIGTERM  # exit status of a process that this program stopped
 
 
 def add_pipeline_options(add: Callable[..., Any]) -> None:
-    """Add the options of the runner; `add` is the parser's add_argument."""
+    """Adds the options of workers and runners. `add` is the parser's add_argument."""
     add("--workers", type=positive, metavar="N", help="processes on this machine (1)")
-    what = "a runner of Apache Beam, e.g. FlinkRunner; its options follow -- (this machine, without one)"
-    add("--runner", metavar="NAME", help=what)
+    runner = "runner of Apache Beam, such as FlinkRunner; its options follow -- (this machine, without Beam)"
+    add("--runner", metavar="NAME", help=runner)
 
 
 def split_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """A command line's own arguments, and those after --, which are Beam's."""
+    """Returns the arguments before --, and those after it, which are Beam's."""
     argv = list(argv)
-    place = argv.index("--") if "--" in argv else len(argv)
-    return argv[:place], argv[place + 1 :]
+    end = argv.index("--") if "--" in argv else len(argv)
+    return argv[:end], argv[end + 1 :]
 
 
 def check_options(workers: int | None, runner: str | None, beams: Sequence[str]) -> None:
-    """Check the options of the runner.
-
-    Raises:
-        BadInput: they do not go together.
-    """
+    """Raises `BadInput` if the options of workers and runners exclude each other."""
     if workers is not None and (workers < 1 or runner):
         expected = "none with --runner, which has an option of its own" if runner else "a positive number"
         raise BadInput(f"--workers: expected {expected}, got {workers}")
@@ -53,32 +48,28 @@ def check_options(workers: int | None, runner: str | None, beams: Sequence[str])
 
 
 def load_beam() -> None:
-    """Import apache_beam quietly: it warns of parts that are not installed.
-
-    Raises:
-        BadInput: it is not installed itself.
-    """
-    with quiet_stderr():
+    """Imports apache_beam, or raises `BadInput` if it is not installed."""
+    with quiet_stderr():  # it warns about parts that are not installed
         check_installed()
 
 
 def threads_of_a_worker(workers: int | None) -> int | None:
-    """The threads that each of N workers on this machine gets for one operation; `None` leaves it to TensorFlow."""
+    """Returns the threads of each worker on this machine for one operation. `None` leaves it to TensorFlow."""
     if (workers or 1) == 1 or "TF_NUM_INTRAOP_THREADS" in os.environ:
         return None
     return max(1, (os.cpu_count() or 1) // (workers or 1))
 
 
 def run_pipeline(runner: str, options: Sequence[str], build: Callable[[Any], object]) -> None:
-    """Build a pipeline, and run it to its end.
+    """Builds a pipeline and runs it to its end.
 
     Args:
-        runner: the name of one of Beam's.
-        options: Beam's, as on a command line.
-        build: adds transforms to the pipeline.
+        runner: Name of a Beam runner.
+        options: Beam's options, as on a command line.
+        build: Function that adds transforms to the pipeline.
 
     Raises:
-        BadInput: there is no such runner, or it has no such options.
+        BadInput: If the runner does not exist or does not have these options.
     """
     load_beam()
     import apache_beam as beam
@@ -95,48 +86,58 @@ def run_pipeline(runner: str, options: Sequence[str], build: Callable[[Any], obj
 
 @contextlib.contextmanager
 def processes(workers: int, log: Path, progress: Callable[[], str]) -> Iterator[Callable[..., list[Any]]]:
-    """Processes of this machine, as a function like `map` that returns when all is done.
+    """Yields a function like `map` that shares its work among processes and returns when all is done.
+
+    An exception of a worker is raised here. If a worker was killed, the program exits with 3, after one line.
 
     Args:
-        workers: how many; one is this process itself.
-        log: a file for what they write to standard error.
-        progress: a line for standard error every 30 seconds.
-
-    Raises:
-        Exception: what a worker raised.
-        SystemExit: 3, after one line, if a worker was killed.
+        workers: Number of processes. One is this process itself.
+        log: File for the workers' standard error.
+        progress: Function that returns a line for standard error, called every 30 seconds.
     """
+
+    def one_by_one(function: Callable[..., Any], *items: Sequence[Any]) -> list[Any]:
+        results, printed = [], time.monotonic()
+        for item in zip(*items, strict=True):
+            results.append(function(*item))
+            if time.monotonic() - printed > SECONDS:
+                print(progress(), file=sys.stderr, flush=True)
+                printed = time.monotonic()
+        return results
+
     if workers == 1:
-        yield functools.partial(_one_by_one, progress)
+        yield one_by_one
         return
     pool = concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (log,))
     children = dict[int | None, multiprocessing.process.BaseProcess]()
 
     def each(function: Callable[..., Any], *items: Sequence[Any]) -> list[Any]:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as workers begin: Ctrl-C is this process's business
+        # Workers start when work is submitted, and inherit this: only this process handles Ctrl-C.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             futures = [pool.submit(function, *item) for item in zip(*items, strict=True)]
         finally:
             signal.signal(signal.SIGINT, before)
         children.update((child.pid, child) for child in multiprocessing.active_children())
-        left = set(futures)
-        while left:
-            done, left = concurrent.futures.wait(left, SECONDS, concurrent.futures.FIRST_EXCEPTION)
+        pending = set(futures)
+        while pending:
+            done, pending = concurrent.futures.wait(pending, SECONDS, concurrent.futures.FIRST_EXCEPTION)
             for future in done:
                 future.result()
-            if left:
+            if pending:
                 print(progress(), file=sys.stderr, flush=True)
         return [future.result() for future in futures]
 
     try:
         yield each
-    except BrokenProcessPool:  # which stops the other workers
+    except BrokenProcessPool:
+        # The pool has stopped the other workers, whose status says nothing.
         pool.shutdown()
         statuses = sorted((child.exitcode or 0 for child in children.values()), key=lambda status: status == STOPPED)
         status = next(filter(None, statuses), 1)
         number = status - 128 if status > 128 else -status
         how = f"was killed by signal {number}" if number > 0 else f"ended with status {status}"
-        print(f"error: a worker process {how}; start again to go on", file=sys.stderr)
+        print(f"error: a worker process {how}; start again to resume", file=sys.stderr)
         sys.exit(3)
     except BaseException:
         for child in children.values():
@@ -146,18 +147,8 @@ def processes(workers: int, log: Path, progress: Callable[[], str]) -> Iterator[
         pool.shutdown(cancel_futures=True)
 
 
-def _one_by_one(progress: Callable[[], str], function: Callable[..., Any], *items: Sequence[Any]) -> list[Any]:
-    results, said = [], time.monotonic()
-    for item in zip(*items, strict=True):
-        results.append(function(*item))
-        if time.monotonic() - said > SECONDS:
-            print(progress(), file=sys.stderr, flush=True)
-            said = time.monotonic()
-    return results
-
-
 def _begin(log: Path) -> None:
-    """Begin a worker. It ends when the program says so, or when that has gone, and leaves no half-written file."""
+    """Initializes a worker: it ends on SIGTERM or when the program has gone, and leaves no half-written file."""
 
     def end(*_: object) -> None:
         remove_unfinished()

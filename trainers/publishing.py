@@ -1,4 +1,4 @@
-"""The work of the training programs before and after training: plans, averages, SavedModels."""
+"""The training programs' work before and after training: plans, averages, scores, SavedModels."""
 
 import dataclasses
 import io
@@ -37,37 +37,36 @@ from .command import CONFIG_OPTIONS, HERE, chosen
 if TYPE_CHECKING:
     from tf_transformer.serving.contract import Root
 
-DEV, TEST = "the dev set", "the test set"  # what a score was measured on
-MEASURED_TOKENS = 2_048  # of a batch, at most: a step of `base` takes three seconds on two cores
+DEV, TEST = "the dev set", "the test set"  # names of the data that a score was measured on
+MEASURED_TOKENS = 2_048  # per batch, at most: a step of `base` takes three seconds on two cores
 
 
-def plan_of(given: dict[str, Any], kind: Literal["translation", "parsing"]) -> tuple[TransformerConfig, Recipe]:
-    """The configuration and the recipe of a preset, or of a translator to start from, with the changes in `given`."""
-    start = given.get("start")
-    recipe = changed(RECIPES["finetune"] if start else recipe_of(given["preset"], kind), given)
-    config = start.model.config if start else PRESETS[given["preset"]]
-    config = dataclasses.replace(config, **chosen(given, CONFIG_OPTIONS))
-    return config, recipe
+def plan_of(options: dict[str, Any], kind: Literal["translation", "parsing"]) -> tuple[TransformerConfig, Recipe]:
+    """Returns configuration and recipe of a preset, or of a translator to start from, changed by the options."""
+    start = options.get("start")
+    recipe = changed(RECIPES["finetune"] if start else recipe_of(options["preset"], kind), options)
+    config = start.model.config if start else PRESETS[options["preset"]]
+    return dataclasses.replace(config, **chosen(options, CONFIG_OPTIONS)), recipe
 
 
-def changed(recipe: Recipe, given: dict[str, Any]) -> Recipe:
-    """A recipe with the changes in `given`; steps replace its epochs, and epochs its steps."""
-    changes = chosen(given, [field.name for field in dataclasses.fields(Recipe)])
+def changed(recipe: Recipe, options: dict[str, Any]) -> Recipe:
+    """Returns a recipe changed by the options. Steps replace its epochs, and epochs its steps."""
+    changes = chosen(options, [field.name for field in dataclasses.fields(Recipe)])
     if changes.keys() & {"steps", "epochs"}:
         changes = {"steps": None, "epochs": None} | changes
     return dataclasses.replace(recipe, **changes)
 
 
 def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
-    """Print an estimate of the cost (--dry-run): on this machine, from some steps, or on other devices.
+    """Prints an estimate of the cost (--dry-run), measured on this machine or for other devices.
 
     Args:
-        config: of the model.
-        recipe: of the training.
-        devices: "here", or as for `costs.plan`.
+        config: Model configuration.
+        recipe: Training recipe.
+        devices: "here", or the devices of `costs.plan`.
 
     Raises:
-        BadInput: the recipe counts epochs, or the devices cannot be read.
+        BadInput: If the recipe counts epochs or the devices cannot be read.
     """
     if recipe.epochs:
         raise BadInput("--dry-run: expected --steps, got --epochs, which depend on the text")
@@ -78,29 +77,23 @@ def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
     every, last = recipe.interval(steps), recipe.averaged
     print(f"checkpoints: one every {every:,} steps; the last {last} are kept, and averaged")
     print(costs.plan(config, training, None if devices == HERE else devices), flush=True)
-    if devices == HERE:
-        rate = _tokens_a_second(config, recipe)
-        device = keras.distribution.list_devices()[0] if keras.backend.backend() == "jax" else "this machine"
-        print(f"{device}: {rate:,.0f} target tokens a second; {duration(steps * recipe.batch_tokens / rate)} of steps")
-
-
-def _tokens_a_second(config: TransformerConfig, recipe: Recipe) -> float:
-    """The rate of training here, from three steps after one that compiles, with smaller batches where the recipe's
-    would take long."""
+    if devices != HERE:
+        return
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(Path(folder) / "run", config, ToyCorpus(), recipe)
         model = trainer.make_model(steps=4)
-    rows, steps = -(-min(recipe.batch_tokens, MEASURED_TOKENS) // costs.LENGTH), 3
-    ids = np.random.default_rng(0).integers(FIRST_ID, config.vocab_size, (steps * rows, costs.LENGTH), "int32")
-    began = 0.0
-    for count in (1, steps):
-        began, part = time.monotonic(), ids[: count * rows]
-        model.fit((part, part), part, batch_size=rows, verbose=0, shuffle=False)
-    return float(ids.size / (time.monotonic() - began))
+    rows = -(-min(recipe.batch_tokens, MEASURED_TOKENS) // costs.LENGTH)
+    ids = np.random.default_rng(0).integers(FIRST_ID, config.vocab_size, (3 * rows, costs.LENGTH), "int32")
+    model.fit((ids[:rows], ids[:rows]), ids[:rows], batch_size=rows, verbose=0, shuffle=False)  # compiles
+    began = time.monotonic()
+    model.fit((ids, ids), ids, batch_size=rows, verbose=0, shuffle=False)
+    rate = float(ids.size / (time.monotonic() - began))
+    device = keras.distribution.list_devices()[0] if keras.backend.backend() == "jax" else "this machine"
+    print(f"{device}: {rate:,.0f} target tokens a second; {duration(steps * recipe.batch_tokens / rate)} of steps")
 
 
 def is_complete(trainer: Trainer) -> bool:
-    """Whether the run was complete, and scored, before the last `fit`; if so, print its scores."""
+    """Returns whether the run was complete and scored before the last `fit`; if so, prints its scores."""
     metrics = trainer.run.path / "metrics.json"
     if trainer.began < trainer.steps or not metrics.exists():
         return False
@@ -110,7 +103,7 @@ def is_complete(trainer: Trainer) -> bool:
 
 
 def averaged(trainer: Trainer, search: dict[str, Any], others: Iterable[Path] = ()) -> Any:
-    """The average of a run's last checkpoints, or an ensemble of several runs' averages."""
+    """Returns the average of a run's last checkpoints, or an ensemble of several runs' averages."""
     count, paths = len(trainer.run.checkpoints()[-trainer.recipe.averaged :]), [trainer.run.path, *others]
     of_each = f" of each of {len(paths)} models, an ensemble" if len(paths) > 1 else ""
     last = "the last checkpoint" if count == 1 else f"the last {count} checkpoints"
@@ -119,8 +112,11 @@ def averaged(trainer: Trainer, search: dict[str, Any], others: Iterable[Path] = 
 
 
 def score_and_publish(trainer: Trainer, translator: Translator, root: Path | None) -> Path | None:
-    """Print a translator's scores on the test text, publish it with them, and return the version's folder; without a
-    root, write the scores into the run alone."""
+    """Prints a translator's scores on the test set, and publishes it with them.
+
+    Returns:
+        The version's directory. Without a root, only the run's metrics.json is written.
+    """
     scores, corpus = trainer.evaluate(translator=translator), trainer.corpus
     text = TEST if corpus.test != corpus.dev else DEV
     for name, score in scores.items():
@@ -136,24 +132,26 @@ def score_and_publish(trainer: Trainer, translator: Translator, root: Path | Non
 
 
 def language_facts(translator: Translator, languages: Sequence[str] | None) -> dict[str, str]:
-    """A corpus's languages, if it says which, for `model_info`. A model of several languages has learned its own, which
-    a corpus may name otherwise."""
+    """Returns a corpus's languages, if known, for `model_info`.
+
+    A multilingual model has its own languages, which the corpus may call otherwise.
+    """
     known = () if translator.tokenizer.languages else languages or ()
     return dict(zip(LANGUAGES, known, strict=False))
 
 
 def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examples: list[str]) -> Path:
-    """Write the SavedModel and check it, write metrics.json, and show the SavedModel's answers.
+    """Writes and checks the SavedModel, writes metrics.json, and prints what the SavedModel makes of the examples.
 
     Args:
-        run: the trained run.
-        export: the export to write.
-        root: the folder of the SavedModel's versions.
-        metrics: measured scores.
-        examples: texts that a fresh process gives to the SavedModel.
+        run: Trained run.
+        export: Export to write.
+        root: Directory of the SavedModel's versions.
+        metrics: Measured scores.
+        examples: Texts.
 
     Returns:
-        the folder of the version.
+        The version's directory.
     """
     from tf_transformer.serving import savedmodel, versions
 
@@ -168,7 +166,13 @@ def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examp
 
 
 def say_dtypes(path: Path, size: int, parameters: int) -> None:
-    """Print how much of an export's weights, which take `size` bytes, has 8 bits, and what other dtypes would take."""
+    """Prints the share of 8-bit weights in an export, and the sizes in other dtypes.
+
+    Args:
+        path: Directory of the export.
+        size: Size of its weights in bytes.
+        parameters: Number of parameters.
+    """
     from tf_transformer.serving.savedmodel import share_in_8_bits
 
     half = 2 * parameters
@@ -180,14 +184,14 @@ def say_dtypes(path: Path, size: int, parameters: int) -> None:
 
 
 def record(run: Run, metrics: dict[str, Any], parameters: Any) -> None:
-    """Write metrics.json: measured scores, and what the training took."""
+    """Writes metrics.json: measured scores, and the cost of the training."""
     state = read_json(run.checkpoints()[-1] / "state.json")
     facts = {"steps": state["step"], "target_tokens": state["target_tokens"], "seconds": round(state["seconds"], 1)}
     write_json(run.path / "metrics.json", metrics | facts | {"parameters": parameters})
 
 
 def answers(saved: Path, texts: list[str]) -> list[str]:
-    """A SavedModel's answers to texts, in a fresh process."""
+    """Returns a SavedModel's outputs for texts, from a fresh process."""
     command = [sys.executable, "-m", f"{__package__}.translate", str(saved)]
     lines = b"".join(encoded(one_line(text)) + b"\n" for text in texts)
     process = subprocess.run(command, input=lines, capture_output=True)
@@ -197,13 +201,13 @@ def answers(saved: Path, texts: list[str]) -> list[str]:
 
 
 def search_of(given: dict[str, Any]) -> dict[str, Any]:
-    """The given options of a search, checked against their ranges."""
+    """Returns the search options, checked against their ranges."""
     search = chosen(given, [name for name, option in SEARCH_OPTIONS.items() if option.translator])
     return of_request(search, {"beam_size": MOST_BEAMS})
 
 
 def read_dev(settings: dict[str, Any], files: list[str] | None) -> Texts | None:
-    """The dev text of a run: the given files, or the toy corpus's; `None` if there is neither."""
+    """Returns the dev set: the files', or the toy corpus's, or `None` if the run's is unknown."""
     if files:
         return task_of(settings["kind"]).read(files)
     if settings["corpus"].get("train") == "grammar":
@@ -212,16 +216,16 @@ def read_dev(settings: dict[str, Any], files: list[str] | None) -> Texts | None:
 
 
 def scores_of(kind: str, dev: Texts, learned: dict[str, Any], name: str) -> dict[str, Any]:
-    """Score a model in each dtype, and print the scores.
+    """Scores a model in each dtype, and prints the scores.
 
     Args:
-        kind: what is learned, "translation" or "parsing".
-        dev: sources and references.
-        learned: a model by each dtype.
-        name: of the text, for the facts.
+        kind: Task, "translation" or "parsing".
+        dev: Sources and references.
+        learned: Models by dtype.
+        name: Name of the dev set, for the facts.
 
     Returns:
-        the last dtype's score, as facts of an export.
+        The last dtype's score, as facts of an export.
     """
     metric, facts = task_of(kind).metric, dict[str, Any]()
     for dtype, translator in learned.items():
@@ -238,17 +242,16 @@ def facts_of(metric: str, score: Any, text: str) -> dict[str, Any]:
 
 
 def measured(run: Run, step: int, parameters: int) -> dict[str, Any]:
-    """The score measured at the end of training, if it belongs to these weights and not to an ensemble."""
+    """Returns the score from the end of training, if it belongs to these weights and not to an ensemble."""
     file, metric = run.path / "metrics.json", task_of(run.settings()["kind"]).metric
     metrics = read_json(file) if file.is_file() else {}
     names = (metric.lower(), f"{metric.lower()}_signature", f"{metric.lower()}_text")
-    known = metrics.get("steps"), metrics.get("parameters"), f"test_{names[0]}" in metrics
-    if known != (step, parameters, True):
+    if (metrics.get("steps"), metrics.get("parameters")) != (step, parameters) or f"test_{names[0]}" not in metrics:
         return {}
     with reading(file, "the scores of a run"):
         kinds = dict(zip((f"test_{name}" for name in names), (float, str, str), strict=True))
         metrics = check_kinds(metrics, kinds)
-    value, _, text = map(metrics.get, kinds)  # an earlier version's have no text
+    value, _, text = map(metrics.get, kinds)  # older runs have no text
     of_text = f", of {text}," if text else ""
     print(f"{metric} {value:.2f} in float32{of_text} at the end of training; --dev measures it here")
     return {name: metrics[f"test_{name}"] for name in names if f"test_{name}" in metrics}

@@ -1,8 +1,8 @@
-"""Answer LibreTranslate's API, which many apps know, with an export, a run or a checkpoint: POST /translate, of text or
+"""Serve an export, a run or a checkpoint by LibreTranslate's API, which many apps support: POST /translate, for text or
 HTML of any length, GET /languages and GET /health. Languages are not detected.
 
-It has neither keys nor limits: put a server that has both before it, or TensorFlow Serving in its place, if strangers
-can reach it.
+It has neither API keys nor limits. If others can reach it, put a server in front that has both, or use TensorFlow
+Serving.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ MOST_ALTERNATIVES = 8
 def main(argv: list[str] | None = None) -> None:
     parser = options("serve", __doc__)
     add = parser.add_argument
-    add("model", help="a folder, e.g. savedmodels/demo/1; or a name on the Hugging Face hub")
-    add("--host", default="127.0.0.1", help="0.0.0.0 is every address of this machine (127.0.0.1)")
-    add("--port", type=int, default=5000, help="0 is any free port (5000)")
-    add("--batch-size", type=positive, metavar="N", help="sentences a batch (32)")
-    add("--verbose", action="store_true", help="say each request")
+    add("model", help="directory, such as savedmodels/demo/1, or a name on the Hugging Face Hub")
+    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 means all of this machine (127.0.0.1)")
+    add("--port", type=int, default=5000, help="port to listen on; 0 means any free port (5000)")
+    add("--batch-size", type=positive, metavar="N", help="sentences per batch (32)")
+    add("--verbose", action="store_true", help="log each request")
     add_call_options(add)
     args = parser.parse_args(argv)
     if not 0 <= args.port < 65536:
@@ -45,10 +45,10 @@ def main(argv: list[str] | None = None) -> None:
     with quiet_stderr():
         import_extra("flask", "serve", "a server")
         from werkzeug.serving import make_server
-    with socket.create_server((args.host, args.port)) as listening:  # first: a taken port should fail before all else
-        given = vars(args)
-        model = engine(args.model, given, **{"batch_size": args.batch_size or 32})
-        server = make_server(args.host, 0, app(model, of_calls(given)), threaded=True, fd=listening.fileno())
+    # Bind the port first: a taken port should fail before the model loads.
+    with socket.create_server((args.host, args.port)) as listening:
+        model = engine(args.model, vars(args), **{"batch_size": args.batch_size or 32})
+        server = make_server(args.host, 0, app(model, of_calls(vars(args))), threaded=True, fd=listening.fileno())
         if not args.verbose:
             logging.getLogger("werkzeug").setLevel(logging.ERROR)
         print(f"LibreTranslate's API: http://{args.host}:{server.port}", flush=True)
@@ -57,36 +57,36 @@ def main(argv: list[str] | None = None) -> None:
             server.serve_forever()
 
 
-def pair_of(model: Engine, given: Mapping[str, Any]) -> list[str]:
-    """The source and the target language of an engine's calls.
+def pair_of(model: Engine, options: Mapping[str, Any]) -> list[str]:
+    """Returns the default source and target language of calls, from the options or the model.
 
     Raises:
-        BadInput: neither the model nor `given` says them.
+        BadInput: If neither has them.
     """
-    pair = [str(given.get(name) or model.facts.get(name) or "") for name in LANGUAGES]
+    pair = [str(options.get(name) or model.facts.get(name) or "") for name in LANGUAGES]
     if not all(pair):
-        told = " and ".join(filter(None, pair)) or "none"
-        raise BadInput(f"expected --source-language and --target-language, which this model does not say; got {told}")
+        known = " and ".join(filter(None, pair)) or "none"
+        raise BadInput(f"expected --source-language and --target-language, which this model does not say; got {known}")
     return pair
 
 
-def app(model: Engine, given: Mapping[str, Any] | None = None) -> "Flask":
-    """A WSGI application that answers the API.
+def app(model: Engine, options: Mapping[str, Any] | None = None) -> "Flask":
+    """Returns a WSGI application that serves the API.
 
     Args:
-        model: of translation; its calls wait for each other.
-        given: options of its calls, and the languages of a request that says none.
+        model: Engine. Its calls wait for each other.
+        options: Options of its calls, and default languages.
 
     Raises:
-        BadInput: the model is a parser, or nobody says its languages.
+        BadInput: If the model is a parser, or its languages are unknown.
     """
     if not model.translates:
         raise BadInput("serve: expected a translator, got a parser")
     from flask import Flask, Response, request
 
-    given = dict(given or {})
-    pair, alone, served = pair_of(model, given), threading.Lock(), Flask(__name__)
-    search = {name: value for name, value in given.items() if name not in LANGUAGES}
+    options = dict(options or {})
+    pair, alone, served = pair_of(model, options), threading.Lock(), Flask(__name__)
+    search = {name: value for name, value in options.items() if name not in LANGUAGES}
     sources, targets = ([*model.languages] or [language] for language in pair)
 
     def answer(body: Any, status: int = 200) -> Response:
@@ -121,33 +121,33 @@ def app(model: Engine, given: Mapping[str, Any] | None = None) -> "Flask":
 
     @served.post("/translate")
     def translate() -> Response:
-        asked = request.get_json(silent=True) if request.is_json else request.values.to_dict()
-        if not isinstance(asked, dict) or "q" not in asked:
+        body = request.get_json(silent=True) if request.is_json else request.values.to_dict()
+        if not isinstance(body, dict) or "q" not in body:
             raise BadInput("expected q, source and target, in JSON or in a form, got no q")
-        texts, kind = asked["q"], asked.get("format") or "text"
+        texts, kind = body["q"], body.get("format") or "text"
         several = isinstance(texts, list)
         if not all(isinstance(text, str) for text in (texts if several else [texts])):
             raise BadInput("q: expected a text or a list of texts, got something else")
         if kind not in FORMATS:
             raise BadInput(f"format: expected one of {', '.join(FORMATS)}, got {kind}")
-        options = search | spoken(asked)
-        number = asked.get("alternatives") or 0
-        number = int(number) if isinstance(number, str) and number.isdecimal() else number  # as a form has it
+        options = search | languages_of(body)
+        number = body.get("alternatives") or 0
+        number = int(number) if isinstance(number, str) and number.isdecimal() else number  # forms have strings
         count = min(convert("alternatives", number, Natural), MOST_ALTERNATIVES)
         with alone:
             outputs = model.document(texts, kind, **options)
             reply: dict[str, Any] = {"translatedText": outputs}
             if count:
                 pairs = zip(texts, outputs, strict=True) if several else [(texts, outputs)]
-                others = [others_than(*pair, count, options) if kind == "text" else [] for pair in pairs]
+                others = [alternatives(*pair, count, options) if kind == "text" else [] for pair in pairs]
                 reply["alternatives"] = others if several else others[0]
         return answer(reply)
 
-    def spoken(asked: Mapping[str, Any]) -> dict[str, str]:
+    def languages_of(body: Mapping[str, Any]) -> dict[str, str]:
         languages = {}
-        for name, known, own in zip(LANGUAGES, (sources, targets), pair, strict=True):
+        for name, known, default in zip(LANGUAGES, (sources, targets), pair, strict=True):
             side = name.partition("_")[0]
-            language = asked.get(side) or own
+            language = body.get(side) or default
             if language == "auto" and len(known) == 1:
                 language = known[0]
             if language not in known:
@@ -155,16 +155,16 @@ def app(model: Engine, given: Mapping[str, Any] | None = None) -> "Flask":
             languages[name] = language
         return languages if model.languages else {}
 
-    def others_than(text: str, output: str, count: int, options: Mapping[str, Any]) -> list[str]:
-        """Further translations of a text of one sentence, other than the best; none of others."""
-        if len(Marked(text).sentences(sentences_in(sources[0]))) != 1:
+    def alternatives(text: str, output: str, count: int, options: Mapping[str, Any]) -> list[str]:
+        """Returns further translations of a text that is one sentence, otherwise none."""
+        if len(Marked(text).sentences(sentences_in(options.get("source_language", sources[0])))) != 1:
             return []
         beams, most = options.get("beam_size", model.options.get("beam_size", 1)), model.highest
         if "beam_size" in model.changeable:
             beams = min(max(beams, count + 1), most.get("beam_size", MOST_ALTERNATIVES))
             options = {**options, "beam_size": int(beams)}
         (best,) = model.n_best([text], int(min(count + 1, beams, most.get("n_best", beams))), **options)
-        return [each for each in dict.fromkeys(one.text for one in best) if each != output][:count]
+        return [each for each in dict.fromkeys(one.text for one in best) if each != output.strip()][:count]
 
     return served
 

@@ -1,5 +1,5 @@
-"""Translate a file, or standard input, line by line, or as a document, with a SavedModel, a LiteRT or an ONNX export,
-a run or a checkpoint; or many files, with --input, with an export on Apache Beam.
+"""Translate a file or standard input, line by line or as a document, with an export, a run or a checkpoint. With
+--input, translate many files with an export, on Apache Beam.
 """
 
 import argparse
@@ -25,59 +25,59 @@ from .pipelines import (
     threads_of_a_worker,
 )
 
-ONE_FILE = ("batch_size", "patience", "extra_length", "max_source_length")  # options that --input does not take
-MANY_FILES = ("workers", "runner", "lines", "batch_bytes", "gzip")  # those that it does
+ONE_FILE = ("batch_size", "patience", "extra_length", "max_source_length")  # options that exclude --input
+MANY_FILES = ("workers", "runner", "lines", "batch_bytes", "gzip")  # options that need it
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = options("translate", __doc__)
     add = parser.add_argument
-    what = "a folder, e.g. savedmodels/demo/1, of savedmodels/demo the newest; or a name on the Hugging Face hub"
-    add("model", help=what)
-    add("source", nargs="?", default="-", help="a text file, plain or .gz; - is standard input (-)")
-    where = "where the translations go (standard output); with --input a PREFIX, PREFIX-00000-of-00007.txt"
-    add("--output", metavar="FILE", help=where)
-    add("--scores", action="store_true", help="a score and a tab before each translation")
-    add("--json", action="store_true", help="JSON lines, with text, score and flags")
-    add("--n-best", type=positive, metavar="N", help="translations of each line, best first, with --json (1)")
-    what = f"the text is one document, {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not sentences ({FORMATS[0]})"
+    model = "directory, such as savedmodels/demo/1 or, for the newest version, savedmodels/demo; or a name on the Hub"
+    add("model", help=model)
+    add("source", nargs="?", default="-", help="text file, plain or .gz; - is standard input (-)")
+    output = "output file (standard output); with --input, a PREFIX for PREFIX-00000-of-00007.txt"
+    add("--output", metavar="FILE", help=output)
+    add("--scores", action="store_true", help="print a score and a tab before each translation")
+    add("--json", action="store_true", help="print JSON lines with text, score and flags")
+    add("--n-best", type=positive, metavar="N", help="translations per line, best first, with --json (1)")
+    what = f"translate the text as one document: {', '.join(FORMATS[:-1])} or {FORMATS[-1]} ({FORMATS[0]})"
     add("--document", nargs="?", const=FORMATS[0], choices=FORMATS, metavar="FORMAT", help=what)
-    add("--batch-size", type=positive, metavar="N", help="sentences a batch (32)")
+    add("--batch-size", type=positive, metavar="N", help="sentences per batch (32)")
     add_call_options(add)
     bulk = parser.add_argument_group('many files, with Apache Beam (pip install "tf-transformer[beam]")')
     bulk.add_argument("--input", nargs="+", metavar="GLOB", help="text files, plain or .gz, or patterns of their names")
     add_pipeline_options(bulk.add_argument)
-    bulk.add_argument("--lines", type=int, metavar="N", help="lines a file of the output (10000)")
-    bulk.add_argument("--batch-bytes", type=int, metavar="N", help="rows a batch times bytes of the longest (8192)")
+    bulk.add_argument("--lines", type=int, metavar="N", help="lines per output file (10000)")
+    size = "maximum batch size: rows times bytes of the longest (8192)"
+    bulk.add_argument("--batch-bytes", type=int, metavar="N", help=size)
     bulk.add_argument("--gzip", action="store_true", default=None, help="compress the output")
-    own, beams = split_options(sys.argv[1:] if argv is None else argv)
-    args = parser.parse_intermixed_args(own)
+    ours, beams = split_options(sys.argv[1:] if argv is None else argv)
+    args = parser.parse_intermixed_args(ours)
     if args.output == "":
         parser.error("--output: expected a path, got an empty one")
     if args.json and args.scores:
-        parser.error("--scores: expected --json without it, which has scores")
+        parser.error("--scores: cannot be combined with --json, which has scores")
     if args.n_best and not args.json:
-        parser.error("--n-best: expected --json with it")
+        parser.error("--n-best: expected --json as well")
     if args.document and (args.json or args.scores):
-        parser.error("--document: expected neither --scores nor --json with it")
+        parser.error("--document: cannot be combined with --scores or --json")
     others = (*ONE_FILE, "document") if args.input else MANY_FILES
-    if given := [*(f"--{name.replace('_', '-')}" for name in chosen(vars(args), others)), *beams * (not args.input)]:
-        parser.error(f"{given[0]}: expected {'no --input' if args.input else '--input'} with it")
+    if wrong := [*(f"--{name.replace('_', '-')}" for name in chosen(vars(args), others)), *beams * (not args.input)]:
+        parser.error(f"{wrong[0]}: {'cannot be combined with --input' if args.input else 'expected --input as well'}")
+    if args.input and (args.source != "-" or not args.output):
+        parser.error("--input: expected --output PREFIX as well, and no other file")
     ending = ".jsonl" if args.json else ".tsv" if args.scores else ".txt"
-    if not args.input:
+    if args.input:
+        load_beam()
+        translate_files(args, beams, ending)
+    elif args.document:
+        translate_document(args)
+    else:
         translate_file(args, ending)
-        return
-    if args.source != "-" or not args.output:
-        parser.error("--input: expected --output PREFIX with it, and no other file")
-    load_beam()
-    translate_files(args, beams, ending)
 
 
 def translate_file(args: argparse.Namespace, ending: str) -> None:
-    """Translate one file, or standard input, in this process."""
-    if args.document:
-        translate_document(args)
-        return
+    """Translates one file, or standard input, in this process."""
     lines = lines_in(sys.stdin.buffer) if args.source == "-" else list(lines_of(args.source))
     model = engine(args.model, vars(args), batch_size=args.batch_size or 32)
     replies = answered(model, lines, args.n_best, **of_calls(vars(args)))
@@ -86,16 +86,16 @@ def translate_file(args: argparse.Namespace, ending: str) -> None:
         if args.output:
             write_lines(args.output, written)
             return
-        for line in written:  # as they come
+        for line in written:
             sys.stdout.buffer.write(line.encode())
-            sys.stdout.buffer.flush()
-    except KeyboardInterrupt:  # another start would begin anew
+            sys.stdout.buffer.flush()  # Print each reply at once.
+    except KeyboardInterrupt:  # without the advice to start again, which would not resume
         print("\nstopped", file=sys.stderr)
         sys.exit(130)
 
 
 def translate_document(args: argparse.Namespace) -> None:
-    """Translate one file, or standard input, as a document."""
+    """Translates one file, or standard input, as a document."""
     with contextlib.nullcontext(sys.stdin.buffer) if args.source == "-" else open_text(args.source) as file:
         text = file.read()
     model = engine(args.model, vars(args), batch_size=args.batch_size or 32)
@@ -107,13 +107,12 @@ def translate_document(args: argparse.Namespace) -> None:
 
 
 def write_lines(output: str, lines: Iterable[str]) -> None:
-    """Write lines into a file. If it ends too early, by Ctrl-C, a signal, a full disk or an error, OUTPUT.partial keeps
-    the lines that were written, and a message says so."""
+    """Writes lines to a file. If it is interrupted, by a signal, a full disk or an error, OUTPUT.partial keeps them."""
     target = Path(os.path.realpath(user_path(output)))
     partial = target.with_name(f"{target.name}.partial")
 
     def rescue(written: Path) -> None:
-        # A full disk has no room for a copy, so the file itself is kept, without an incomplete last line.
+        # A full disk has no room for a copy, so keep the file itself, without an incomplete last line.
         with contextlib.suppress(OSError):
             with open(written, "rb+") as file:
                 lengths = [len(line) for line in file if line.endswith(b"\n")]
@@ -124,26 +123,24 @@ def write_lines(output: str, lines: Iterable[str]) -> None:
 
     write_text(output, lines, rescue)
     if partial.is_file():
-        partial.unlink()  # of an attempt before
+        partial.unlink()  # of an earlier attempt
 
 
 def translate_files(args: argparse.Namespace, beams: list[str], ending: str) -> None:
-    """Translate many files into shards; those that are there are kept."""
+    """Translates many files into shards, and keeps existing ones."""
     import tf_transformer as tt
     from tf_transformer.extensions.beam import shards as bulk
     from tf_transformer.utils.folders import model_folder
 
-    given = vars(args)
     check_options(args.workers, args.runner, beams)
-    threads = None if args.runner else threads_of_a_worker(args.workers)
     method = tt.beam.TranslationSettings(
         str(model_folder(args.model).absolute()),
-        threads=threads,
-        options=of_calls(given),
-        **chosen(given, ("n_best", "batch_bytes")),
+        threads=None if args.runner else threads_of_a_worker(args.workers),
+        options=of_calls(vars(args)),
+        **chosen(vars(args), ("n_best", "batch_bytes")),
     )
     ending += ".gz" if args.gzip else ""
-    work = tt.beam.BulkJob(tuple(args.input), args.output, method, ending=ending, **chosen(given, ("lines",)))
+    work = tt.beam.BulkJob(tuple(args.input), args.output, method, ending=ending, **chosen(vars(args), ("lines",)))
     began = time.monotonic()
     with work.opened() as shards:
         missing = [shard for shard in shards if not Path(shard.path).exists()]

@@ -1,7 +1,9 @@
 """Train a Transformer to translate, score it, and export it; by default on the package's toy corpus, in minutes."""
 
+import argparse
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .command import (
     EXPORTS,
@@ -15,47 +17,57 @@ from .command import (
     run_program,
 )
 
+if TYPE_CHECKING:
+    from tf_transformer.data.corpus import Corpus
+    from tf_transformer.data.records import Records
 
-def main(argv: list[str] | None = None) -> None:
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Parses the options, and checks those that exclude or need each other."""
     parser = options("translation", __doc__)
     add = parser.add_argument
-    presets = "tiny (2 minutes on 2 cores), multi30k (72), small, base, big, Table 3's (tiny)"
+    presets = "tiny (2 minutes on 2 cores), multi30k (72), small, base, big, or one of Table 3's (tiny)"
     add("--preset", metavar="NAME", help=presets)
-    pretrained = "fine-tune a run, a SavedModel, or a checkpoint: a folder, or a name on the hub"
-    add("--from", dest="start", metavar="MODEL", help=pretrained)
-    add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, a sentence a line, plain or .gz")
-    watching = "SOURCE TARGET to watch the training with; or 0.02 or 500 pairs of --train"
-    add("--dev", nargs="+", metavar="FILE", help=watching)
-    add("--test", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text to score the result with (the dev text)")
-    add("--skip-bad-lines", action="store_true", help="train without empty, over-long and invalid lines")
-    own = "a vocabulary to take, instead of learning one: a tokenizer.model"
-    add("--tokenizer", type=as_path, dest="tokenizer_file", metavar="FILE", help=own)
-    add("--prepared", type=as_path, metavar="DIR", help="records of tf-transformer prepare instead, for large corpora")
+    start = "fine-tune this run, SavedModel or checkpoint: a directory, or a name on the Hugging Face Hub"
+    add("--from", dest="start", metavar="MODEL", help=start)
+    add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, one sentence per line, plain or .gz")
+    dev = "dev set: SOURCE TARGET, or a share (0.02) or number (500) of the --train pairs"
+    add("--dev", nargs="+", metavar="FILE", help=dev)
+    add("--test", nargs=2, metavar=("SOURCE", "TARGET"), help="test set to score the result on (the dev set)")
+    add("--skip-bad-lines", action="store_true", help="skip empty, over-long and invalid lines")
+    tokenizer = "use this tokenizer.model instead of training one"
+    add("--tokenizer", type=as_path, dest="tokenizer_file", metavar="FILE", help=tokenizer)
+    add("--prepared", type=as_path, metavar="DIR", help="train on records of tf-transformer prepare, not on --train")
     add_tfds_options(add)
     add_training_options(add)
     add_search_options(add, without=EXPORTS)
     args = parser.parse_args(argv)
     vocabulary = args.vocab_size or args.tokenizer or args.tokenizer_file
     if args.start and (args.preset or vocabulary or args.dry_run is not None):
-        not_so = "--preset, --vocab-size, --vocab-kind, --tokenizer and --dry-run"
-        parser.error(f"--from: expected none of {not_so} with it, since the model has its own sizes and tokenizer")
+        others = "--preset, --vocab-size, --vocab-kind, --tokenizer or --dry-run"
+        parser.error(f"--from: cannot be combined with {others}, since the model has its own sizes and tokenizer")
     if args.tokenizer_file and (args.vocab_size or args.tokenizer):
-        parser.error("--tokenizer: expected no --vocab-size and no --vocab-kind with it, since nothing is learned")
-    args.preset = args.preset or "tiny"
+        parser.error("--tokenizer: cannot be combined with --vocab-size or --vocab-kind")
     if args.train and (args.tfds or args.prepared):
         parser.error("expected one of --train, --tfds and --prepared, got --train and another")
     if args.tfds and args.dev:
-        parser.error("expected --dev or --tfds, which has a dev text, got both")
+        parser.error("--dev: cannot be combined with --tfds, which has a dev set")
     if (args.train or args.prepared) and not (args.dev or args.tfds):
-        parser.error(f"expected --dev SOURCE TARGET with it, {'or --tfds' if args.prepared else 'or --dev 0.02'}")
+        parser.error(f"--dev: expected SOURCE TARGET, {'or --tfds' if args.prepared else 'or a share such as 0.02'}")
     if args.dev and len(args.dev) != 2 and not (args.train and len(args.dev) == 1 and _is_number(args.dev[0])):
         number = ", or a share or a number of pairs" if args.train else ""
         parser.error(f"--dev: expected SOURCE TARGET{number}, got {' '.join(args.dev)}")
     if not (args.train or args.prepared) and (args.dev or args.test):
-        parser.error("expected --train SOURCE TARGET with --dev and --test")
+        parser.error("--dev and --test: expected --train SOURCE TARGET or --prepared DIR as well")
     if args.prepared and (vocabulary or args.skip_bad_lines):
-        not_so = "--vocab-size, --vocab-kind, --tokenizer or --skip-bad-lines"
-        parser.error(f"--prepared: expected no {not_so}; give them to tf-transformer prepare")
+        others = "--vocab-size, --vocab-kind, --tokenizer or --skip-bad-lines"
+        parser.error(f"--prepared: cannot be combined with {others}; give them to tf-transformer prepare")
+    args.preset = args.preset or "tiny"
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = arguments(argv)
     began = time.perf_counter()
     print("loading Keras ...", flush=True)
     on_tensorflow = load_backend() == "tensorflow"
@@ -71,11 +83,11 @@ def main(argv: list[str] | None = None) -> None:
     if start and start.tokenizer.controls:
         raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
     records = Records(args.prepared) if args.prepared else None
-    given = vars(args) | {"start": start}
-    own_tokenizer = load_tokenizer(args.tokenizer_file) if args.tokenizer_file else None
-    if vocabulary := own_tokenizer or (records.tokenizer if records and not start else None):
-        given["vocab_size"] = vocabulary.vocab_size
-    config, recipe = plan_of(given, "translation")
+    choices = vars(args) | {"start": start}
+    tokenizer = load_tokenizer(args.tokenizer_file) if args.tokenizer_file else None
+    if vocabulary := tokenizer or (records.tokenizer if records and not start else None):
+        choices["vocab_size"] = vocabulary.vocab_size
+    config, recipe = plan_of(choices, "translation")
     search = search_of(vars(args))
     if args.dry_run is not None:
         return show_plan(config, recipe, args.dry_run)
@@ -86,20 +98,9 @@ def main(argv: list[str] | None = None) -> None:
     root = export_folder(vars(args), folder)
     if on_tensorflow and tt.distribution.is_chief(strategy):
         next_version(root)
-    if args.train:
-        watched = args.dev if len(args.dev) > 1 else float(args.dev[0])
-        corpus = tt.TextCorpus(args.train, watched, args.test, args.skip_bad_lines)
-    elif records:
-        beside = tt.TfdsCorpus(args.tfds, tuple(args.languages), args.tfds_dir) if args.tfds else None
-        dev = beside.dev if beside else tt.data.read_text_pairs(*args.dev)
-        test = beside.test if beside else args.test and tt.data.read_text_pairs(*args.test)
-        corpus = tt.Corpus(records, dev, test, beside.languages if beside else None)
-    elif args.tfds:
-        corpus = tt.TfdsCorpus(args.tfds, tuple(args.languages), args.tfds_dir)
-    else:
-        corpus = tt.ToyCorpus()
+    corpus = corpus_of(args, records)
 
-    trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy, start=start, tokenizer=own_tokenizer)
+    trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy, start=start, tokenizer=tokenizer)
     trainer.fit()
     if not trainer.writes or is_complete(trainer):
         return
@@ -114,6 +115,22 @@ def main(argv: list[str] | None = None) -> None:
   echo "{(corpus.test or corpus.dev)[0][0]}" | tf-transformer translate {saved}
   tensorboard --logdir {trainer.run.path / "logs"}
   tf-transformer translation --help      # your own text: --train SOURCE TARGET --dev SOURCE TARGET""")
+
+
+def corpus_of(args: argparse.Namespace, records: "Records | None") -> "Corpus":
+    """Returns the training, dev and test data that the options name, by default the toy corpus."""
+    import tf_transformer as tt
+
+    if args.train:
+        dev = args.dev if len(args.dev) > 1 else float(args.dev[0])
+        return tt.TextCorpus(args.train, dev, args.test, args.skip_bad_lines)
+    tfds = tt.TfdsCorpus(args.tfds, tuple(args.languages), args.tfds_dir) if args.tfds else None
+    if records and tfds:
+        return tt.Corpus(records, tfds.dev, tfds.test, tfds.languages)
+    if records:
+        dev = tt.data.read_text_pairs(*args.dev)
+        return tt.Corpus(records, dev, tt.data.read_text_pairs(*args.test) if args.test else None)
+    return tfds or tt.ToyCorpus()
 
 
 def _is_number(text: str) -> bool:

@@ -122,7 +122,9 @@ def test_a_prepared_corpus(text, tmp_path, capsys):
     translation.main([*argv, "--steps", "6"])
     assert "going on from the checkpoint at step 3 of 6" in capsys.readouterr().out
     assert [row.split(",")[0] for row in (tmp_path / "run/history.csv").read_text().splitlines()] == ["step", "3", "6"]
-    assert "--prepared: expected no --vocab-size" in fails(translation, [*argv, "--vocab-size", 400], capsys)
+    assert "--prepared: cannot be combined with --vocab-size" in fails(
+        translation, [*argv, "--vocab-size", 400], capsys
+    )
 
 
 @pytest.mark.slow

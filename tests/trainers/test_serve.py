@@ -86,9 +86,9 @@ def test_forms_lists_html_and_alternatives(one_pair, several):
         "translatedText": "fr:en:A",
         "alternatives": ["fr:en:A!", "fr:en:A!!"],
     }
-    asked = {"q": ["a", "Go on. Stop."], "alternatives": 1}
-    assert post(f"{several}/translate", asked)[1]["alternatives"] == [["en:de:A!"], []]
-    assert post(f"{several}/translate", asked | {"format": "html"})[1]["alternatives"] == [[], []]
+    asked = {"q": ["a\n", "Dr. Smith sleeps.", "Go on. Stop."], "alternatives": 1}  # by the rules of English
+    assert post(f"{several}/translate", asked)[1]["alternatives"] == [["en:de:A!"], ["en:de:DR. SMITH SLEEPS.!"], []]
+    assert post(f"{several}/translate", asked | {"format": "html"})[1]["alternatives"] == [[], [], []]
 
 
 @pytest.mark.parametrize(

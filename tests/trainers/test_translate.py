@@ -55,7 +55,7 @@ def test_a_document(saved, tmp_path, capsysbinary):
 def test_a_document_is_one_text(option, capsys):
     with pytest.raises(SystemExit):
         translate.main(["nowhere", "--document", option])
-    assert "--document: expected" in capsys.readouterr().err
+    assert "--document: cannot be combined" in capsys.readouterr().err
 
 
 def test_what_an_export_fixes_is_one_line(saved, source, capsys):

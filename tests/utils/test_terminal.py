@@ -76,7 +76,7 @@ def test_a_program_s_end_does_not_wait_for_tensorflow():
     status, output, errors = program(f"{known}raise KeyError('own')")
     assert (status, output) == (1, b"False\n") and errors.endswith("\nKeyError: 'own'\n")
     stopped = "from tf_transformer.utils.terminal import Stopped; raise Stopped('stopped after saving step 7', 15)"
-    line = "\nstopped after saving step 7; start it again with the same options to go on\n"
+    line = "\nstopped after saving step 7; start it again with the same options to resume\n"
     assert program(known + stopped) == (143, b"False\n", line)
 
 

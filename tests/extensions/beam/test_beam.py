@@ -308,11 +308,11 @@ def test_what_is_wrong_with_files(tmp_path, saved, capsys):
     assert "--: expected --runner before Beam's options" in fails(
         translate, [saved, "--input", source, "--output", tmp_path / "part", "--", "--a"], capsys
     )
-    assert "--n-best: expected --json with it" in said("--input", source, "--n-best", 2)
-    assert "--gzip: expected --input with it" in said("--gzip")
-    assert "--patience: expected no --input with it" in said("--input", source, "--patience", 2)
-    assert "--scores: expected --json without it, which has scores" in said("--json", "--scores")
-    assert "expected --output PREFIX with it, and no other file" in fails(translate, [saved, "--input", source], capsys)
+    assert "--n-best: expected --json" in said("--input", source, "--n-best", 2)
+    assert "--gzip: expected --input" in said("--gzip")
+    assert "--patience: cannot be combined with --input" in said("--input", source, "--patience", 2)
+    assert "--scores: cannot be combined with --json" in said("--json", "--scores")
+    assert "expected --output PREFIX as well, and no other file" in fails(translate, [saved, "--input", source], capsys)
     assert not list(tmp_path.glob("part-*"))
 
     work = tt.beam.BulkJob((source,), str(tmp_path / "mine"), tt.beam.TranslationSettings(str(saved)))
@@ -360,8 +360,8 @@ def running(pid):
     return bool(state) and not state.startswith("Z")
 
 
-KILLED = "error: a worker process was killed by signal 9; start again to go on\n"
-STOPPED = "\nstopped; start it again with the same options to go on\n"
+KILLED = "error: a worker process was killed by signal 9; start again to resume\n"
+STOPPED = "\nstopped; start it again with the same options to resume\n"
 
 
 @pytest.mark.slow

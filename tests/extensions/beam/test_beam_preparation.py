@@ -125,7 +125,7 @@ def test_a_killed_worker_costs_nothing(large, tmp_path):
     os.kill(workers_of(program.pid)[0], signal.SIGKILL)
     _, errors = program.communicate(timeout=30)
     assert program.returncode == 3
-    assert errors == "error: a worker process was killed by signal 9; start again to go on\n"
+    assert errors == "error: a worker process was killed by signal 9; start again to resume\n"
     done = {file: file.stat().st_mtime_ns for file in (tmp_path / "records").glob("shard-*/*")}
     assert 2 * 6 <= len(done) < 18 * 6
     printed = subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True).stdout

@@ -88,7 +88,7 @@ def test_clients_choose_languages(saved, tmp_path, capsys):
     assert (tmp_path / "output").read_text("utf-8").splitlines() == back["beam"]
     with pytest.raises(SystemExit):
         evaluate.main([files[1], "--translations", str(tmp_path / "output"), *chosen])
-    assert "--source-language: expected --model with it" in capsys.readouterr().err
+    assert "--source-language: expected --model as well" in capsys.readouterr().err
     again = tt.Translator.from_pretrained(saved)
     assert again.tokenizer.spoken() == ("en", "de") and again(back["sentences"], **languages) == back["beam"]
     assert again.replace(target_language="fr").export().facts["target_language"] == "fr"

@@ -215,7 +215,7 @@ def test_a_start_of_other_sizes(corpus, tmp_path):
 def test_the_model_has_its_own_sizes(more, capsys):
     with pytest.raises(SystemExit):
         translation.main(["--from", str(TRAINED), *more])
-    assert "--from: expected none of --preset, " in capsys.readouterr().err
+    assert "--from: cannot be combined with --preset, " in capsys.readouterr().err
 
 
 def test_the_program_hands_it_over(text, tmp_path, capsys, monkeypatch):
@@ -249,7 +249,7 @@ def test_export_of_a_checkpoint(tmp_path, capsys):
     assert ctranslate2.Translator(str(tmp_path / "trained/1")) and (tmp_path / "trained/1/source.spm").exists()
     for more, message in (
         (["--run", "x"], "not allowed with"),
-        (["--average-last", "3"], "expected --run with it"),
+        (["--average-last", "3"], "--average-last: expected --run"),
         (["--no-check"], "--no-check: expected a format that has a check, got ctranslate2"),
         (["--pretrained", "/"], "--name: expected one, since / has none for a server"),
     ):

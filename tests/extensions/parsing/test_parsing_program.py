@@ -95,8 +95,8 @@ def test_what_a_user_gets_wrong(files, tmp_path, capsys):
     for argv, message in [
         ([], "expected either --wsj DIR or --train FILE"),
         ([*given, "--wsj", tmp_path], "expected either --wsj DIR or --train FILE"),
-        (["--train", train], "expected --dev FILE with --train"),
-        (["--wsj", tmp_path, "--test", dev], "expected neither --dev nor --test"),
+        (["--train", train], "--train: expected --dev FILE"),
+        (["--wsj", tmp_path, "--test", dev], "--wsj: cannot be combined with --dev or --test"),
         (["--wsj", tmp_path], "expected wsj_NNNN.mrg of the sections 02 to 21, found none of 02, 03"),
         ([*given, "--extra-ratio", 0], "expected a number above 0, got 0"),
         ([*given, "--min-length", 3], "unrecognized arguments: --min-length"),
