@@ -77,8 +77,8 @@ def server(path: str, tolerance: str) -> Iterator[Finding]:
                 servable.predict(inputs, name)
             except (KeyError, SessionError) as error:
                 wrong = _line(error)
-            sizes = {value.shape[:1] for value in inputs.values()}
-            if not wrong and (len(sizes) > 1 or any(value.size == 0 for value in inputs.values())):
+            lengths = {value.shape[:1] for value in inputs.values()}
+            if not wrong and (len(lengths) > 1 or any(value.size == 0 for value in inputs.values())):
                 wrong = "its inputs are not vectors of one length"
             if wrong:
                 yield Finding("FAIL", f"warm-up record {count} ({name}): {wrong}")

@@ -151,7 +151,8 @@ class Parser(SetOnce, Engine):
         """Reads texts and returns the best line of symbols for each, as NumPy arrays."""
 
         def search(columns: Sequence[Tensor]) -> Hypotheses:
-            return self._best(ParserInput(None, *columns, None), free)
+            count, firsts, ids, length = columns
+            return self._best(ParserInput(None, count, firsts, ids, length, None), free)
 
         source = self.read(with_rows(texts, self.batch_size))
         columns = [source.count, source.firsts, source.ids, source.length]
