@@ -1,4 +1,4 @@
-"""Puts the marks of a source around the words of its translation."""
+"""Places the marks of a source around the words of its translation."""
 
 import re
 import unicodedata
@@ -11,7 +11,7 @@ _AT_END = re.compile(r"\s|[.,;:!?)\]]*(?:\s|$)")  # of what stands between space
 
 
 class _Node:
-    """An element, or a mark at one place, in a sentence."""
+    """An element, or a mark at one position, in a sentence."""
 
     def __init__(self, start: int, before: str = "", place: int = 0) -> None:
         self.start, self.end, self.before, self.after = start, start, before, ""
@@ -52,12 +52,12 @@ def _tree(sentence: Marked) -> _Node:
 
 
 class Placing:
-    """Puts a sentence's marks into its output: elements around the words that belong to theirs.
+    """Places a sentence's marks in its output: elements around the words that are linked to theirs.
 
     Args:
-        sentence: with marks inside.
-        aligned: its output; without tokens marks go by the place alone.
-        kept: the places in the output of what stays as it is, and what is written there.
+        sentence: Sentence with marks.
+        aligned: Its output. Without tokens, marks go by relative position.
+        kept: Spans of placeholders in the output, and how to write them.
     """
 
     def __init__(self, sentence: Marked, aligned: Aligned, kept: Mapping[Span, str]) -> None:
@@ -72,7 +72,7 @@ class Placing:
                 self._targets.setdefault(link, []).append(place)
 
     def __str__(self) -> str:
-        """The output as the document writes it."""
+        """Writes the output as the document does."""
         return self._within(self._tree, 0, len(self._text))
 
     def _within(self, node: _Node, start: int, end: int) -> str:
@@ -94,7 +94,7 @@ class Placing:
         return written + self._written(at, end)
 
     def _span(self, start: int, end: int) -> Span:
-        """The characters of the output that belong to some of the source."""
+        """Returns the span of the output that is linked to a span of the source."""
         words = [i for i, (first, last) in enumerate(self._source) if first < end and start < last]
         found = sorted(place for word in words for place in self._targets.get(word, []))
         if not found and words and self._output:  # words that none attended to
@@ -119,8 +119,7 @@ class Placing:
         return word[1] == word[0] + 1 and unicodedata.category(text[word[0]])[0] in "PS"
 
     def _point(self, node: _Node) -> Span:
-        """The place in the output that belongs to one in the source: before the next word, of a lost word after the
-        one before it."""
+        """Returns the position in the output for a mark: before the next word, or for a lost word after the last."""
         after = next((i for i, (_, last) in enumerate(self._source) if last > node.start), len(self._source))
         if after in self._targets and not (node.kind == "lost" and after - 1 in self._targets):
             place = self._output[self._targets[after][0]][0]
@@ -133,7 +132,7 @@ class Placing:
         return self._whole(place, place)
 
     def _whole(self, start: int, end: int) -> Span:
-        """Places that part nothing that stays as it is."""
+        """Widens a span so that it cuts no placeholder."""
         start = next((first for first, last in self._kept if first < start < last), start)
         return start, max(start, next((last for first, last in self._kept if first < end < last), end))
 

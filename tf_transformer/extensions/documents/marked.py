@@ -1,5 +1,4 @@
-"""A text with marks between its characters, such as tags: what plain text, HTML and XML become before they are
-translated."""
+"""Text with marks between its characters, such as tags. Plain text, HTML and XML become this before translation."""
 
 import bisect
 import functools
@@ -14,7 +13,7 @@ from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.values import BadInput, Count, checked, shown
 
 Splitter = Callable[[str], Sequence[str]]  # from a line to its sentences, which joined are the line
-# What comes out as it went in, once each: addresses, and the places of values in the messages of programs.
+# Placeholders copied verbatim, exactly once: URLs, e-mail addresses, format fields.
 PLACEHOLDER = re.compile(
     r"""https?://[^\s<>"']*[^\s<>"'.,;:!?()\[\]{}]
     | (?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+
@@ -27,7 +26,7 @@ BREAKS = ["[;:\u2026\u2013\u2014]\\s+|[\uff1b\uff1a\u3002]", "[,\u060c]\\s+|[\u3
 
 
 class Mark(NamedTuple):
-    """What stands at a place of a text, and stays as it is."""
+    """A part of a document that is copied unchanged."""
 
     start: int
     end: int  # after `start` only if the mark stands for these characters, such as an address, or <code>
@@ -40,10 +39,10 @@ class Marked:
     """A text and its marks.
 
     Args:
-        text: without the marks, but for the characters that some of them stand for.
-        marks: in the document's order.
-        write: from a part of the text to how the document writes it.
-        newline: "ends", a sentence, as in plain text; or "is a space", as in HTML.
+        text: Text without the marks, except for the characters that some of them stand for.
+        marks: Marks in the document's order.
+        write: Function that writes a part of the text as the document does.
+        newline: "ends" if a newline ends a sentence, as in plain text; "is a space" otherwise, as in HTML.
     """
 
     def __init__(
@@ -53,12 +52,14 @@ class Marked:
 
     @functools.cached_property
     def _tags(self) -> dict[tuple[int, str], int]:
-        """The places in the text of the tags, by their elements and kinds."""
+        """Positions of the tags, by element and kind."""
         return {(mark.element, mark.kind): mark.start for mark in self.marks if mark.element}
 
     def _inside(self, start: int, end: int) -> tuple[int, int]:
-        """Which marks belong to the text from `start` to `end`: of those at its ends, only the tags of elements that
-        begin or end within it, and what is in these."""
+        """Returns the range of marks that belong to the text from `start` to `end`.
+
+        At its ends, these are only the tags of elements that begin or end within it, and their contents.
+        """
         first = bisect.bisect_left(self.marks, start, key=lambda mark: mark.start)
         last = bisect.bisect_right(self.marks, end, key=lambda mark: mark.end)
 
@@ -73,22 +74,19 @@ class Marked:
         return first, last
 
     def part(self, span: Span) -> "Marked":
-        """The text of a span, with the marks that belong to it."""
+        """Returns the text of a span, with its marks."""
         start, end = span
         marks = self.marks[slice(*self._inside(start, end))]
         moved = [mark._replace(start=mark.start - start, end=mark.end - start) for mark in marks]
         return Marked(self.text[start:end], moved, self.write, self.newline)
 
     def written(self) -> str:
-        """The whole as the document has it."""
+        """Writes the text as the document has it."""
         return self._written(0, len(self.text), self.marks)
 
     def _written(self, start: int, end: int, marks: Iterable[Mark]) -> str:
-        parts, last, word = (
-            list[str](),
-            start,
-            self.text[max(0, start - 1) : start],
-        )  # `word` ends where a lost word may follow
+        parts, last = list[str](), start
+        word = self.text[max(0, start - 1) : start]  # the text before the next mark
         for mark in marks:
             word = self.text[last : mark.start] or word
             parts += [self.write(self.text[last : mark.start]), self.spaced(mark, word, self.text[mark.end :])]
@@ -97,21 +95,21 @@ class Marked:
 
     @staticmethod
     def spaced(mark: Mark, before: str, after: str) -> str:
-        """A mark between texts; a lost word is a word again."""
+        """Writes a mark between texts. A lost word gets spaces around it."""
         if mark.kind != "lost":
             return mark.raw
         return " " * (before != "" and not before[-1].isspace()) + mark.raw + " " * after[:1].isalnum()
 
     def joined(self, spans: Sequence[Span], outputs: Sequence[str]) -> str:
-        """The whole as the document has it, with outputs instead of the spans."""
+        """Writes the text as the document has it, with outputs instead of the spans."""
         parts = zip(self.between(spans, outputs), [*outputs, ""], strict=True)
         return "".join(between + output for between, output in parts)
 
     def between(self, spans: Sequence[Span], outputs: Sequence[str]) -> list[str]:
-        """What stands before each of the outputs that come instead of the spans, and after the last.
+        """Returns the text before each of the outputs that replace the spans, and after the last.
 
-        A space between two sentences goes where the output's writing has none there, as Chinese has none, and comes
-        where the source's has none.
+        A space between two sentences is removed if the output's writing has none there, like Chinese, and added if
+        only the source's has none.
         """
         found, last, seen, before = list[str](), 0, 0, ""
         for (start, end), output in zip(spans, outputs, strict=True):
@@ -125,10 +123,10 @@ class Marked:
         return [*found, self._written(last, len(self.text), self.marks[seen:])]
 
     def sentences(self, splitter: Splitter) -> list[Span]:
-        """The places of the sentences. What is between them is white space and marks.
+        """Returns the spans of the sentences, with only white space and marks between them.
 
         Raises:
-            BadInput: the splitter's sentences are not the text.
+            BadInput: If the splitter's sentences are not the text.
         """
         spans, start = list[Span](), 0
         for line in self.text.splitlines(keepends=True) if self.newline == "ends" else [re.sub(r"\s", " ", self.text)]:
@@ -145,7 +143,7 @@ class Marked:
         return list(self._unbroken(spans))
 
     def _unbroken(self, spans: Sequence[Span]) -> Iterator[Span]:
-        """Spans, of which those that part what a mark stands for are one."""
+        """Joins spans between which a mark's characters would be cut."""
         joined: Span | None = None
         for start, end in spans:
             if joined and self._kept_around(joined[1]) > joined[1]:
@@ -158,7 +156,7 @@ class Marked:
             yield joined
 
     def _kept_around(self, place: int) -> int:
-        """The end of the characters that a mark stands for, if the place is among them; else the place."""
+        """Returns the end of the mark's characters around a position, or the position."""
         after = bisect.bisect_left(self._kept, (place, 0))
         return max(place, self._kept[after - 1][1]) if after else place
 
@@ -168,8 +166,7 @@ class Marked:
 
     @checked
     def cut(self, parts: Count) -> list[Span]:
-        """The places of parts of about equal length, cut where the text has a semicolon, a comma or a space, if it
-        has."""
+        """Cuts the text into spans of about equal length, at semicolons, commas or spaces if possible."""
         places, step = [0], len(self.text) / parts
         for i in range(1, parts):
             goal, low = round(i * step), places[-1] + 1
@@ -189,7 +186,7 @@ class Marked:
         return spans
 
     def with_placeholders(self) -> "Marked":
-        """With marks for addresses and for the places of values."""
+        """Adds marks for placeholders."""
         more = list[Mark]()
         for match in PLACEHOLDER.finditer(self.text):
             before = bisect.bisect_left(self.marks, match.end(), key=lambda mark: mark.start)
@@ -199,7 +196,7 @@ class Marked:
         return Marked(self.text, marks, self.write, self.newline)
 
     def without_kept(self) -> "Marked":
-        """The text without the characters that marks stand for; the marks stay, and stand for none."""
+        """Removes the characters that marks stand for, and keeps the marks."""
         text, marks, last = "", list[Mark](), 0
         for mark in self.marks:
             text += self.text[last : mark.start]
@@ -212,30 +209,31 @@ class Marked:
 
 
 def _joins(character: str) -> bool:
-    """Whether a character belongs to the one before it."""
+    """Returns whether a character belongs to the one before it."""
     return unicodedata.category(character)[0] == "M" or character == "\u200d"
 
 
 def is_wide(character: str) -> bool:
-    """Whether a character is of a writing without spaces between words, as Chinese and Japanese have."""
+    """Returns whether a character belongs to a script without spaces between words, such as Chinese."""
     return unicodedata.east_asian_width(character) in "WF" and not "\uac00" <= character <= "\ud7a3"
 
 
 @checked
 def sentences_in(language: str = "") -> Splitter:
-    """A function from a line to its sentences: Wikimedia's sentencex, which knows abbreviations of 300 languages.
+    """Returns a sentence splitter: Wikimedia's sentencex, with abbreviations of 300 languages.
 
     Args:
-        language: its code, such as "de"; the rules of an unknown one are those of English.
+        language: Language code, such as "de". Unknown languages have the rules of English.
 
     Raises:
-        BadInput: the package is not installed.
+        BadInput: If the package is not installed.
     """
     segment = import_extra("sentencex", "documents", "a document").segment
     code = re.split("[_-]", language)[0] or "en"
 
     def sentences(line: str) -> list[str]:
-        pieces = segment(code, re.sub("[\ud800-\udfff]", "\ufffd", line))  # halves of surrogate pairs, which it refuses
+        # sentencex rejects halves of surrogate pairs.
+        pieces = segment(code, re.sub("[\ud800-\udfff]", "\ufffd", line))
         ends = list(itertools.accumulate(map(len, pieces)))
         return [line[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 

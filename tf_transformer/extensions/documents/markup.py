@@ -1,4 +1,4 @@
-"""HTML and XML as parts to translate, and what is between them."""
+"""Splits HTML and XML into parts to translate, and the rest."""
 
 import collections
 import html
@@ -23,17 +23,17 @@ SILENT = {"code", "kbd", "math", "samp", "script", "style", "svg", "template", "
 
 
 class Piece(NamedTuple):
-    """A part of the document that the parser names."""
+    """A tag, text or other part of the document."""
 
     kind: str  # "open", "close", "empty" or "text"
     name: str  # of an element
     start: int  # in the document
     end: int
-    silent: bool  # it says that it is not to be translated
+    silent: bool  # whether it excludes its content from translation
 
 
 class _Scanner(HTMLParser):
-    """Where tags, texts and other things begin."""
+    """Collects where tags, texts and other parts begin."""
 
     def __init__(self, document: str, is_xml: bool) -> None:
         super().__init__(convert_charrefs=False)
@@ -94,7 +94,7 @@ def _pieces(document: str, is_xml: bool) -> list[Piece]:
 
 
 def _pairs(pieces: list[Piece]) -> dict[int, int]:
-    """The places of start tags and those of their end tags."""
+    """Returns the indices of end tags by those of their start tags."""
     pairs, opened, count = dict[int, int](), list[int](), collections.Counter[str]()
     for place, piece in enumerate(pieces):
         if piece.kind == "open":
@@ -111,11 +111,11 @@ def _pairs(pieces: list[Piece]) -> dict[int, int]:
 
 
 def parts_of(document: str, is_xml: bool = False) -> list[str | Marked]:
-    """A document as what stays as it is and what is translated, in order.
+    """Splits a document into strings that are copied and texts that are translated, in order.
 
     Args:
-        document: HTML, or a part of it, or XML. What is not well formed is read as browsers do.
-        is_xml: of XML, where an element within a sentence is one that has text beside it.
+        document: HTML, or a part of it, or XML. If it is not well formed, it is read as browsers do.
+        is_xml: Whether it is XML, where elements that have text next to them are within a sentence.
     """
     pieces = _pieces(document, is_xml)
     pairs = _pairs(pieces)
@@ -128,8 +128,7 @@ def parts_of(document: str, is_xml: bool = False) -> list[str | Marked]:
 
 
 def _within_sentences(inline: set[int], pieces: list[Piece], pairs: Mapping[int, int]) -> set[int]:
-    """The places of what is within a sentence: of those that may be, no element that has another kind in it, and none
-    that is in too many others."""
+    """Returns the indices within sentences: without elements that contain others, or that are nested too deeply."""
     ends, depth, others = set(pairs.values()), 0, [0]
     for place, piece in enumerate(pieces):
         depth -= place in ends
@@ -142,7 +141,7 @@ def _within_sentences(inline: set[int], pieces: list[Piece], pairs: Mapping[int,
 
 
 def _beside_text(document: str, pieces: list[Piece], pairs: Mapping[int, int]) -> set[int]:
-    """The places of XML's elements that have text beside them, and of what is in those."""
+    """Returns the indices of XML's elements that have text next to them, and of their contents."""
     inline, mixed, parents = set[int](), set[int](), [-1]
     children: dict[int, list[int]] = {-1: []}
     ends = set(pairs.values())
@@ -166,7 +165,7 @@ def _beside_text(document: str, pieces: list[Piece], pairs: Mapping[int, int]) -
 
 
 class _Reader:
-    """Gathers the text between the ends of sentences that tags are."""
+    """Gathers the text between tags that end sentences."""
 
     def __init__(
         self, document: str, pieces: list[Piece], pairs: Mapping[int, int], inline: set[int], is_xml: bool
