@@ -103,7 +103,7 @@ def add_training_options(add: Callable[..., Any]) -> None:
     add_fields(add, TransformerConfig, CONFIG_OPTIONS, PRESETS.values())
     devices = "all, gpu:0,gpu:1, or cpu:2 for a trial (one device, or the workers of TF_CONFIG)"
     add("--devices", metavar="LIST", help=devices)
-    cost = "print an estimate of the cost and stop: measured here, or for devices such as 8x9.5"
+    cost = "estimate the cost and stop: measured here, or for devices such as 8x9.5"
     add("--dry-run", nargs="?", const=HERE, metavar="NxTFLOPS", help=cost)
     add("--name", type=model_name, metavar="NAME", help="SavedModel's name on a server (the run's)")
     add("--base", type=as_path, metavar="DIR", help="parent directory of all SavedModels (savedmodels)")

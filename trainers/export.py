@@ -46,10 +46,10 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Format, dict[
     add("--no-check", action="store_true", help="publish without the check, which takes most of the time; for trials")
     add_search_options(add, more=("max_length", "n_best"))
     add("--max-beam-size", type=positive, metavar="K", help="maximum beam size of requests (16)")
-    completions = "add the signature complete, for outputs that start with a prefix; the graph grows by a fifth"
+    completions = "add the signature complete, for outputs that start with a given prefix"
     add("--completions", action="store_true", default=None, help=completions)
     add("--dev", nargs="+", metavar="FILE", help="SOURCE TARGET or trees, to score the model in float32 and in --dtype")
-    suffixes = "source and target language (the training files' suffixes; a multilingual model's own)"
+    suffixes = "source and target language (the training files' suffixes, or the model's)"
     add("--languages", nargs=2, metavar="XX", help=suffixes)
     add("--license", metavar="NAME", help="license of the weights, such as cc-by-4.0 (the checkpoint's)")
     args = parser.parse_args(argv)

@@ -27,7 +27,7 @@ STOPPED = 128 + signal.SIGTERM  # exit status of a process that this program sto
 def add_pipeline_options(add: Callable[..., Any]) -> None:
     """Adds the options of workers and runners. `add` is the parser's add_argument."""
     add("--workers", type=positive, metavar="N", help="processes on this machine (1)")
-    runner = "runner of Apache Beam, such as FlinkRunner; its options follow -- (this machine, without Beam)"
+    runner = "runner of Apache Beam, such as FlinkRunner; its options follow -- (none)"
     add("--runner", metavar="NAME", help=runner)
 
 

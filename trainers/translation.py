@@ -26,9 +26,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     """Parses the options, and checks those that exclude or need each other."""
     parser = options("translation", __doc__)
     add = parser.add_argument
-    presets = "tiny (2 minutes on 2 cores), multi30k (72), small, base, big, or one of Table 3's (tiny)"
+    presets = "tiny (2 minutes on 2 cores), multi30k (72), small, base, big, Table 3's (tiny)"
     add("--preset", metavar="NAME", help=presets)
-    start = "fine-tune this run, SavedModel or checkpoint: a directory, or a name on the Hugging Face Hub"
+    start = "fine-tune this model: a run, SavedModel or checkpoint, or a name on the Hub"
     add("--from", dest="start", metavar="MODEL", help=start)
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, one sentence per line, plain or .gz")
     dev = "dev set: SOURCE TARGET, or a share (0.02) or number (500) of the --train pairs"

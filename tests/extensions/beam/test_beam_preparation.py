@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from test_beam import workers_of
 from test_records import contents, rows, write_text
 
 import tf_transformer as tt
@@ -97,12 +98,6 @@ def large(tmp_path_factory):
 @pytest.fixture(scope="module")
 def of_two_shards(tmp_path_factory):
     return prepared(tmp_path_factory.mktemp("of_two_shards"), 10)
-
-
-def workers_of(pid):
-    """Process ids of the workers that a program has started."""
-    found = subprocess.run(["pgrep", "-P", str(pid), "-f", "spawn_main"], capture_output=True, text=True)
-    return [int(line) for line in found.stdout.split()]
 
 
 def same_records(folder, expected):

@@ -86,6 +86,7 @@ def test_a_tree_without_words_counts_as_nothing():
     gold, test, empty = read_tree(GOLD), read_tree(SAMPLE[1][0]), read_tree("(S (NP (-NONE- *)))")
     assert evalb.total([empty, gold, empty], [empty, test, empty]) == evalb.score(gold, test)
     assert evalb.total([empty], [empty]) == evalb.Score()
+    assert (evalb.Score().f1, evalb.Score().recall, evalb.Score().complete_match) == (0.0, 0.0, 0.0)
     with pytest.raises(BadInput, match=r"over the same words, got \[\] and \['this'"):
         evalb.score(empty, gold)
     with pytest.raises(BadInput, match=r"^expected trees, such as read_tree makes of a text, got '\(S \(N a\)\)'$"):
@@ -95,7 +96,3 @@ def test_a_tree_without_words_counts_as_nothing():
 def test_brackets_of_both_kinds_are_the_same_words():
     line = "(S (NP (-LRB- -LRB-) (CD 1\\/2)))"
     assert evalb.score(read_tree(line), Tree.fromstring(line.replace("\\", ""))).matched == 2
-
-
-def test_a_score_of_nothing_is_nothing():
-    assert (evalb.Score().f1, evalb.Score().recall, evalb.Score().complete_match) == (0.0, 0.0, 0.0)

@@ -264,11 +264,6 @@ def test_without_the_grammar_anything_comes_and_is_repaired(parser):
         assert len(to_tree(symbols, words).leaves()) == len(words)
 
 
-def test_no_text_is_made_of_symbols(parser):
-    ids = parser.tokenizer.tokenize([" ".join(parser.tokenizer.controls), " (NP )NP"]).flat_values.numpy()
-    assert ids.min() >= FIRST_ID + len(parser.tokenizer.controls)
-
-
 @pytest.mark.slow
 def test_a_savedmodel_parses(parser, tmp_path):
     path = tmp_path / "parser" / "1"
