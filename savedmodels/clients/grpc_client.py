@@ -1,6 +1,6 @@
 """Translate with a server's gRPC API. Needs tensorflow-serving-api.
 
-For each text, or each line of standard input, it prints lines of number, score and translation, best first. A text is
+For each text, or each line of standard input, it prints lines of index, score and translation, best first. A text is
 one sentence. Missing options take the model's defaults.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 
 @contextlib.contextmanager
 def _not_run(name: str) -> Iterator[None]:
-    """In this block imports from a package find its modules, and do not run the package itself."""
+    """Lets imports from a package find its modules without running the package's own code."""
     if name in sys.modules or not (spec := importlib.util.find_spec(name)):
         yield
         return
@@ -31,7 +31,7 @@ def _not_run(name: str) -> Iterator[None]:
         del sys.modules[name]
 
 
-# The server's protos contain TensorFlow's, which only TensorFlow's package has. To load all of it took 9 s and 720 MiB.
+# The server's protos contain TensorFlow's, which only its package has. Loading all of it took 9 s and 720 MiB.
 with _not_run("tensorflow"):
     from tensorflow.core.framework import tensor_pb2, types_pb2
     from tensorflow_serving.apis import get_model_metadata_pb2, model_pb2, predict_pb2, prediction_service_pb2_grpc
@@ -45,13 +45,13 @@ KINDS = {  # a tensor's dtype, the field of its values, and NumPy's dtype
 
 
 class Client:
-    """A model of a server.
+    """A model on a server.
 
     Args:
-        channel: to the server.
-        name: of the model.
-        version: a number or a label; `None` means the newest.
-        timeout: the deadline of each answer, in seconds after its request.
+        channel: Channel to the server.
+        name: Model name.
+        version: Version number or label. Defaults to the newest.
+        timeout: Seconds to wait for each response.
     """
 
     def __init__(self, channel: grpc.Channel, name: str, version: int | str | None = None, timeout: float = 30) -> None:
@@ -64,7 +64,7 @@ class Client:
         self.timeout = timeout
 
     def predict(self, signature: str, inputs: Mapping[str, Any], outputs: Sequence[str] = ()) -> dict[str, Any]:
-        """Inputs and outputs are arrays by name; the server computes and sends only the `outputs`, if there are any."""
+        """Runs a signature on arrays by name, and returns arrays by name: only `outputs`, if given."""
         request = predict_pb2.PredictRequest(model_spec=self.model, output_filter=outputs)
         request.model_spec.signature_name = signature
         for name, value in inputs.items():
@@ -73,19 +73,21 @@ class Client:
         return {name: array(tensor) for name, tensor in answer.items()}
 
     def options(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The options of `translate` as [1], by the model's defaults where nothing else is given.
+        """Returns the options of `translate`, arrays of shape [1], with the model's defaults for missing ones.
 
         Raises:
-            LookupError: the model has no such option.
-            TypeError: a value is of another dtype.
+            LookupError: If the model does not have an option.
+            TypeError: If a value has the wrong dtype.
         """
         request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=self.model)
         request.metadata_field.append("signature_def")
-        found = get_model_metadata_pb2.SignatureDefMap()
-        self.stub.GetModelMetadata(request, timeout=self.timeout).metadata["signature_def"].Unpack(found)
-        if "translate" not in found.signature_def:
+        signatures = get_model_metadata_pb2.SignatureDefMap()
+        self.stub.GetModelMetadata(request, timeout=self.timeout).metadata["signature_def"].Unpack(signatures)
+        if "translate" not in signatures.signature_def:
             raise LookupError("expected a translator's model, got one without the signature translate")
-        dtypes = {key: info.dtype for key, info in found.signature_def["translate"].inputs.items() if key != "text"}
+        dtypes = {
+            key: info.dtype for key, info in signatures.signature_def["translate"].inputs.items() if key != "text"
+        }
         names = sorted(dtypes)
         if unknown := given.keys() - dtypes.keys():
             raise LookupError(f"--option: expected one of {', '.join(names)}; got {', '.join(sorted(unknown))}")
@@ -95,7 +97,7 @@ class Client:
 
 
 def proto(value: np.ndarray) -> Any:
-    """An array as a tensor; strings are bytes, or become UTF-8."""
+    """Converts an array to a tensor. Strings are bytes, or become UTF-8."""
     dtype, field = next((dtype, field) for dtype, (field, kind) in KINDS.items() if kind == value.dtype)
     values = [one.encode() if isinstance(one, str) else one for one in value.ravel().tolist()]
     tensor = tensor_pb2.TensorProto(dtype=dtype, **{field: values})
@@ -105,7 +107,7 @@ def proto(value: np.ndarray) -> Any:
 
 
 def array(tensor: Any) -> np.ndarray:
-    """A tensor as an array; strings are bytes."""
+    """Converts a tensor to an array. Strings are bytes."""
     field, dtype = KINDS[tensor.dtype]
     shape = [dim.size for dim in tensor.tensor_shape.dim]
     if tensor.tensor_content:
@@ -114,11 +116,7 @@ def array(tensor: Any) -> np.ndarray:
 
 
 def of_one(name: str, value: Any, dtype: np.dtype) -> np.ndarray:
-    """An option's value as an array of one.
-
-    Raises:
-        TypeError: the dtype does not hold it.
-    """
+    """Converts an option's value to an array of one, or raises `TypeError` if the dtype does not hold it."""
     of_kind: Any = {"f": (int, float), "i": int}.get(dtype.kind, str)
     fits = isinstance(value, of_kind) and (dtype.kind != "i" or abs(value) <= np.iinfo(dtype).max)
     if isinstance(value, bool) or not fits:
@@ -127,32 +125,32 @@ def of_one(name: str, value: Any, dtype: np.dtype) -> np.ndarray:
 
 
 def translate(client: Client, texts: list[str], options: Mapping[str, np.ndarray]) -> list[list[tuple[float, str]]]:
-    """Scores and translations of each text, best first, by one request.
+    """Returns scores and translations of each text, best first, by one request.
 
     Raises:
-        LookupError: the model does not know a language.
+        LookupError: If the model does not support a language.
     """
-    # Each row has every option, as a server with batching wants it.
+    # A server with batching needs every option in each row.
     rows = {name: value.repeat(len(texts)) for name, value in options.items()}
     rows["text"] = np.array([text.encode() for text in texts], object)
-    found = client.predict("translate", rows, ["translations", "scores", "truncated", "source_length"])
-    if np.any(found["truncated"] & (found["source_length"] == 0)):  # nothing of a text was read
+    outputs = client.predict("translate", rows, ["translations", "scores", "truncated", "source_length"])
+    if np.any(outputs["truncated"] & (outputs["source_length"] == 0)):  # the model read nothing
         codes = " or ".join(options[name][0].decode() for name in ("source_language", "target_language"))
         raise LookupError(f"expected languages that model_info lists for the key languages, got {codes}")
     return [
-        [(score, text.decode()) for score, text in zip(*row, strict=True) if score > -1e8]  # -1e9: not used
-        for row in zip(found["scores"], found["translations"], strict=True)
+        [(score, text.decode()) for score, text in zip(*row, strict=True) if score > -1e8]  # unused slots have -1e9
+        for row in zip(outputs["scores"], outputs["translations"], strict=True)
     ]
 
 
 def lines() -> list[str]:
-    """The lines of standard input, in UTF-8."""
+    """Returns the lines of standard input, in UTF-8."""
     sys.stdin.reconfigure(encoding="utf-8-sig", newline="\n")  # type: ignore[union-attr]
     return [line.rstrip("\r\n") for line in sys.stdin]
 
 
 def parsed(value: str) -> Any:
-    """The value of an option: a number, or a text, such as a language's code."""
+    """Converts an option's value: a number, or a text such as a language code."""
     try:
         return json.loads(value)
     except ValueError:
@@ -162,7 +160,7 @@ def parsed(value: str) -> Any:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """NAME=VALUE as name and value."""
+    """Splits NAME=VALUE."""
     name, _, value = text.partition("=")
     return name, parsed(value)
 
@@ -171,19 +169,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="*", help="texts to translate (the lines of standard input)")
     parser.add_argument("--host", default="localhost:8500", help="HOST:PORT (localhost:8500)")
-    parser.add_argument("--name", default="demo", help="name of the model (demo)")
-    parser.add_argument("--version", help="a version's number or label (the newest)")
-    parser.add_argument("--n-best", type=int, default=1, help="how many translations of each text (1)")
-    what = "an option of the model, such as beam_size=2; may be repeated (the model's)"
+    parser.add_argument("--name", default="demo", help="model name (demo)")
+    parser.add_argument("--version", help="version number or label (the newest)")
+    parser.add_argument("--n-best", type=int, default=1, help="number of translations per text (1)")
+    what = "option of the model, such as beam_size=2; may be repeated (the model's)"
     parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)
-    parser.add_argument("--batch-size", type=int, default=32, help="texts a request (32)")
-    parser.add_argument("--timeout", type=float, default=30, help="deadline of each request in seconds (30)")
+    parser.add_argument("--batch-size", type=int, default=32, help="texts per request (32)")
+    parser.add_argument("--timeout", type=float, default=30, help="seconds to wait for each response (30)")
     args = parser.parse_intermixed_args(argv)
     for name in ("n_best", "batch_size", "timeout"):
         if not getattr(args, name) > 0:
             parser.error(f"--{name.replace('_', '-')}: expected a positive number, got {getattr(args, name)}")
 
-    done, said = 0, time.monotonic()
+    done, reported = 0, time.monotonic()
     try:
         texts = args.texts or lines()
         with grpc.insecure_channel(args.host) as channel:
@@ -196,25 +194,26 @@ def main(argv: Sequence[str] | None = None) -> None:
                         print(i, f"{score:.4f}", translation.replace("\n", " "), sep="\t")
                 sys.stdout.flush()
                 done += len(batch)
-                if time.monotonic() - said > 10:
-                    said = time.monotonic()
+                if time.monotonic() - reported > 10:
+                    reported = time.monotonic()
                     print(f"{done:,} of {len(texts):,} texts", file=sys.stderr, flush=True)
     except grpc.RpcError as error:
         late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         advice = "; raise --timeout or lower --batch-size" if late else ""
         counts = f"{done:,} of {len(texts):,} texts were translated"
         sys.exit(f"error: {error.code().name}: {error.details()}; {counts}{advice}")
-    except (LookupError, TypeError, UnicodeError) as error:  # an unknown option, a value of another dtype, other bytes
+    except (LookupError, TypeError, UnicodeError) as error:
         sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
     for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # it is closed, as by `2>&-`; what is printed there must not go to the other
+        # A closed stream (`2>&-`) is replaced, so that no other file takes its number.
+        if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     try:
         main()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has gone, as `head` does
+    except BrokenPipeError:  # the reader has gone, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

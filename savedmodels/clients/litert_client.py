@@ -2,7 +2,7 @@
 
 The client is tf_transformer/extensions/interop/engines/litert_client.py, a file that needs only ai-edge-litert,
 sentencepiece and NumPy.
-Copy that one where this repository is not; this one runs it where it lies.
+If you do not have the repository, copy only that file. This one runs it.
 """
 
 import runpy

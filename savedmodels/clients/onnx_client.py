@@ -1,8 +1,8 @@
 """Translate with an ONNX folder: python onnx_client.py FOLDER < text
 
 The client is tf_transformer/extensions/interop/engines/litert_client.py, which also opens these folders and needs
-only onnxruntime, sentencepiece and NumPy for them. Copy that one where this repository is not; this one runs it where
-it lies.
+only onnxruntime, sentencepiece and NumPy for them. If you do not have the repository, copy only that file. This one
+runs it.
 """
 
 import runpy

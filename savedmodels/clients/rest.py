@@ -1,7 +1,7 @@
-"""Translate with a server's REST API. Needs Python's standard library alone.
+"""Translate with a server's REST API. Needs only Python's standard library.
 
-It prints the translation of each text, or of each line of standard input. A text is one sentence. With an option or
---n-best it prints lines of number, score and translation, best first.
+It prints the translation of each text, or of each line of standard input. A text is one sentence. With --option or
+--n-best it prints lines of index, score and translation, best first.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-BUSY = (429, 503)  # the queue is full, or no version is ready: try again
+BUSY = (429, 503)  # the queue is full, or no version is ready
 
 
 class Client:
@@ -24,10 +24,10 @@ class Client:
 
     Args:
         host: HOST:PORT, or a URL.
-        name: of the model.
-        version: a number or a label; `None` means the newest.
-        timeout: seconds for an answer.
-        retries: how often to ask again when the server is busy.
+        name: Model name.
+        version: Version number or label. Defaults to the newest.
+        timeout: Seconds to wait for a response.
+        retries: Number of retries if the server is busy.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Client:
         self.retries = retries
 
     def predict(self, instances: Sequence[Any], signature: str = "serving_default") -> Any:
-        """The predictions for a list of rows: values for a single input, else {input: value} with all inputs."""
+        """Returns the predictions for rows: values for a single input, otherwise {input: value} with all inputs."""
         return self._ask(":predict", {"signature_name": signature, "instances": instances})["predictions"]
 
     def options(self) -> dict[str, Any]:
-        """The options of `translate` with their defaults, from the model itself; over REST every input must be sent."""
+        """Returns the model's options of `translate` with their defaults. REST requests need every input."""
         signatures = self._ask("/metadata")["metadata"]["signature_def"]["signature_def"]
         if "translate" not in signatures:
             raise LookupError("expected a translator's model, got one without the signature translate")
@@ -58,7 +58,7 @@ class Client:
         return dict(zip(names, map(parsed, self.predict(names, "model_info")), strict=True))
 
     def _ask(self, what: str, body: Any = None) -> Any:
-        """An answer as JSON; again and again while the server is busy."""
+        """Returns the JSON response. Retries while the server is busy."""
         data = json.dumps(body).encode() if body else None  # without data it is a GET
         request = urllib.request.Request(self.url + what, data, {"Content-Type": "application/json"})
         for attempt in range(self.retries + 1):
@@ -74,36 +74,36 @@ class Client:
 def translated(
     client: Client, texts: list[str], options: dict[str, Any], first: int, n_best: int | None
 ) -> Iterator[str]:
-    """Lines to print for texts: translations, or with options numbers from `first`, scores and translations."""
+    """Yields lines for texts: translations, or with options indices from `first`, scores and translations."""
     if not options:
         yield from (answer["translation"].replace("\n", " ") for answer in client.predict(texts))
         return
     answers = client.predict([{"text": text} | options for text in texts], "translate")
     for i, answer in enumerate(answers, first):
-        if answer["truncated"] and not answer["source_length"]:  # nothing of the text was read
+        if answer["truncated"] and not answer["source_length"]:  # the model read nothing
             codes = " or ".join(str(options.get(f"{side}_language")) for side in ("source", "target"))
             raise LookupError(f"expected languages that model_info lists for the key languages, got {codes}")
         pairs = zip(answer["scores"], answer["translations"], strict=True)
-        for score, translation in [pair for pair in pairs if pair[0] > -1e8][:n_best]:  # -1e9: not used
+        for score, translation in [pair for pair in pairs if pair[0] > -1e8][:n_best]:  # unused slots have -1e9
             yield "\t".join([str(i), f"{score:.4f}", translation.replace("\n", " ")])
 
 
 def reason(error: OSError) -> str:
-    """Why there is no answer."""
+    """Returns the message of a failed request."""
     if not isinstance(error, urllib.error.HTTPError):
         return f"no answer: {getattr(error, 'reason', error)}"
-    said = error.read().decode(errors="replace")
-    return f"HTTP {error.code}: {json.loads(said)['error'] if said.startswith('{') else said}"
+    body = error.read().decode(errors="replace")
+    return f"HTTP {error.code}: {json.loads(body)['error'] if body.startswith('{') else body}"
 
 
 def lines() -> list[str]:
-    """The lines of standard input, in UTF-8."""
+    """Returns the lines of standard input, in UTF-8."""
     sys.stdin.reconfigure(encoding="utf-8-sig", newline="\n")  # type: ignore[union-attr]
     return [line.rstrip("\r\n") for line in sys.stdin]
 
 
 def parsed(value: str) -> Any:
-    """The value of an option: a number, or a text, such as a language's code."""
+    """Converts an option's value: a number, or a text such as a language code."""
     try:
         return json.loads(value)
     except ValueError:
@@ -113,7 +113,7 @@ def parsed(value: str) -> Any:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """NAME=VALUE as name and value."""
+    """Splits NAME=VALUE."""
     name, _, value = text.partition("=")
     return name, parsed(value)
 
@@ -122,19 +122,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="*", help="texts to translate (the lines of standard input)")
     parser.add_argument("--host", default="localhost:8501", help="HOST:PORT or a URL (localhost:8501)")
-    parser.add_argument("--name", default="demo", help="name of the model (demo)")
-    parser.add_argument("--version", help="a version's number or label (the newest)")
-    parser.add_argument("--n-best", type=int, help="how many translations of each text")
-    what = "an option of the model, such as beam_size=2; may be repeated (the model's)"
+    parser.add_argument("--name", default="demo", help="model name (demo)")
+    parser.add_argument("--version", help="version number or label (the newest)")
+    parser.add_argument("--n-best", type=int, help="number of translations per text")
+    what = "option of the model, such as beam_size=2; may be repeated (the model's)"
     parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)
-    parser.add_argument("--batch-size", type=int, default=32, help="texts a request (32)")
-    parser.add_argument("--timeout", type=float, default=30, help="seconds for an answer (30)")
+    parser.add_argument("--batch-size", type=int, default=32, help="texts per request (32)")
+    parser.add_argument("--timeout", type=float, default=30, help="seconds to wait for a response (30)")
     args = parser.parse_intermixed_args(argv)
     for name in ("n_best", "batch_size", "timeout"):
         if getattr(args, name) is not None and not getattr(args, name) > 0:
             parser.error(f"--{name.replace('_', '-')}: expected a positive number, got {getattr(args, name)}")
 
-    done, said = 0, time.monotonic()
+    done, reported = 0, time.monotonic()
     try:
         texts = args.texts or lines()
         client = Client(args.host, args.name, args.version, args.timeout)
@@ -143,22 +143,23 @@ def main(argv: Sequence[str] | None = None) -> None:
             batch = texts[done : done + args.batch_size]
             print(*translated(client, batch, options, done, args.n_best), sep="\n", flush=True)
             done += len(batch)
-            if time.monotonic() - said > 10:
-                said = time.monotonic()
+            if time.monotonic() - reported > 10:
+                reported = time.monotonic()
                 print(f"{done:,} of {len(texts):,} texts", file=sys.stderr, flush=True)
     except (urllib.error.URLError, TimeoutError) as error:
         sys.exit(f"error: {reason(error)}; {done:,} of {len(texts):,} texts were translated")
-    except (LookupError, UnicodeError) as error:  # a parser's model, other bytes
+    except (LookupError, UnicodeError) as error:  # a parser, or bytes that are not UTF-8
         sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
     for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # it is closed, as by `2>&-`; what is printed there must not go to the other
+        # A closed stream (`2>&-`) is replaced, so that no other file takes its number.
+        if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     try:
         main()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has gone, as `head` does
+    except BrokenPipeError:  # the reader has gone, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

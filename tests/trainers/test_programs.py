@@ -251,7 +251,7 @@ def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
     with pytest.raises(tt.BadInput, match=r"expected one of the splits .*; got 'train\[0:301\]'"):
         load("train[0:301]")
 
-    for split in ("train", "train[31:131]", "train[:10%]", "train[-7:]", "test+train[:10]+validation[5:6]"):
+    for split in ("train[:10%]", "train[-7:]", "test+train[31:41]+validation[5:6]"):
         source = tt.sources.TfdsSource("grammar_translate", split, data_dir=tmp_path)
         made = tfds.builder("grammar_translate", data_dir=tmp_path)
         names = split.split("+")  # one after the other, as TFDS itself reads each

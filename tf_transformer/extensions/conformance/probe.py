@@ -106,7 +106,7 @@ def server(path: str, tolerance: str) -> Iterator[Finding]:
 
 
 class Calls:
-    """The requests to one signature of a `loader.Servable`."""
+    """Requests to one signature of a `loader.Servable`."""
 
     def __init__(self, servable: Any, name: str, tolerance: float, sizes: list[int]) -> None:
         self.servable = servable
@@ -280,8 +280,8 @@ def alone(path: str) -> Iterator[Finding]:
     yield finding("options out of range give valid UTF-8 and finite scores", wrong_values(odd))
     short = [translator.ids(row, 1, max_length=3)[0] for row in ROWS]
     long = [translator.ids(row, 1)[0] for row in ROWS]
-    yield finding("an output has at most max_length symbols", [ids for ids in short if len(ids) > 3])
-    yield finding(f"no output has more than {most} symbols", [ids[:9] for ids in long if len(ids) > most])
+    yield finding("an output has at most max_length tokens", [ids for ids in short if len(ids) > 3])
+    yield finding(f"no output has more than {most} tokens", [ids[:9] for ids in long if len(ids) > most])
 
     size, weights = (Path(path) / translator.MODEL).stat().st_size, facts["parameters"] * BYTES[facts["dtype"]]
     message = f"{translator.MODEL} takes {size:,} bytes for {weights:,} of weights"

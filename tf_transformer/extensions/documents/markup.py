@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tf_transformer.extensions.documents.marked import Mark, Marked
 
-# Elements within a sentence; all others end it.
+# Elements within a sentence. All others end it.
 INLINE = set(
     re.findall(
         r"\w+",
@@ -19,7 +19,7 @@ INLINE = set(
     )
 )
 DEEPEST = 99  # elements in each other, within a sentence
-SILENT = {"code", "kbd", "math", "samp", "script", "style", "svg", "template", "textarea", "var"}  # stay as they are
+SILENT = {"code", "kbd", "math", "samp", "script", "style", "svg", "template", "textarea", "var"}  # copied unchanged
 
 
 class Piece(NamedTuple):
@@ -39,21 +39,21 @@ class _Scanner(HTMLParser):
         super().__init__(convert_charrefs=False)
         self._lines = [0, *itertools.accumulate(len(line) + 1 for line in document.split("\n"))]
         self._is_xml = is_xml
-        self.begun: list[tuple[str, str, int, bool]] = []
+        self.starts: list[tuple[str, str, int, bool]] = []
         self.feed(document)
         self.close()
 
-    def set_cdata_mode(self, elem: str, **options: bool) -> None:  # of <script> and the like
+    def set_cdata_mode(self, elem: str, **options: bool) -> None:  # on <script> and <style>
         if not self._is_xml:
             super().set_cdata_mode(elem, **options)
 
     def _begin(self, kind: str, name: str = "", silent: bool = False) -> None:
         line, column = self.getpos()
-        self.begun.append((kind, name, self._lines[line - 1] + column, silent))
+        self.starts.append((kind, name, self._lines[line - 1] + column, silent))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        no = (given.get("translate") or "").lower() == "no" or "notranslate" in (given.get("class") or "").split()
+        values = dict(attrs)
+        no = (values.get("translate") or "").lower() == "no" or "notranslate" in (values.get("class") or "").split()
         self._begin("open", tag, no or (tag in SILENT and not self._is_xml))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -86,19 +86,19 @@ class _Scanner(HTMLParser):
 
 
 def _pieces(document: str, is_xml: bool) -> list[Piece]:
-    begun = _Scanner(document, is_xml).begun
-    if not begun or begun[0][2]:
-        begun.insert(0, ("empty", "", 0, False))
-    ends = [start for _, _, start, _ in begun[1:]] + [len(document)]
-    return [Piece(kind, name, start, end, no) for (kind, name, start, no), end in zip(begun, ends, strict=True)]
+    starts = _Scanner(document, is_xml).starts
+    if not starts or starts[0][2]:
+        starts.insert(0, ("empty", "", 0, False))
+    ends = [start for _, _, start, _ in starts[1:]] + [len(document)]
+    return [Piece(kind, name, start, end, no) for (kind, name, start, no), end in zip(starts, ends, strict=True)]
 
 
 def _pairs(pieces: list[Piece]) -> dict[int, int]:
     """Returns the indices of end tags by those of their start tags."""
     pairs, opened, count = dict[int, int](), list[int](), collections.Counter[str]()
-    for place, piece in enumerate(pieces):
+    for index, piece in enumerate(pieces):
         if piece.kind == "open":
-            opened.append(place)
+            opened.append(index)
             count[piece.name] += 1
         elif piece.kind == "close" and count[piece.name]:
             while True:
@@ -106,7 +106,7 @@ def _pairs(pieces: list[Piece]) -> dict[int, int]:
                 count[pieces[last].name] -= 1
                 if pieces[last].name == piece.name:
                     break
-            pairs[last] = place
+            pairs[last] = index
     return pairs
 
 
@@ -122,7 +122,7 @@ def parts_of(document: str, is_xml: bool = False) -> list[str | Marked]:
     if is_xml:
         inline = _beside_text(document, pieces, pairs)
     else:
-        inline = {place for place, piece in enumerate(pieces) if piece.kind != "text" and piece.name in INLINE}
+        inline = {index for index, piece in enumerate(pieces) if piece.kind != "text" and piece.name in INLINE}
     inline = _within_sentences(inline, pieces, pairs)
     return list(_Reader(document, pieces, pairs, inline, is_xml).parts())
 
@@ -130,10 +130,10 @@ def parts_of(document: str, is_xml: bool = False) -> list[str | Marked]:
 def _within_sentences(inline: set[int], pieces: list[Piece], pairs: Mapping[int, int]) -> set[int]:
     """Returns the indices within sentences: without elements that contain others, or that are nested too deeply."""
     ends, depth, others = set(pairs.values()), 0, [0]
-    for place, piece in enumerate(pieces):
-        depth -= place in ends
-        others.append(others[-1] + (piece.kind != "text" and (place not in inline or depth >= DEEPEST)))
-        depth += place in pairs
+    for index, piece in enumerate(pieces):
+        depth -= index in ends
+        others.append(others[-1] + (piece.kind != "text" and (index not in inline or depth >= DEEPEST)))
+        depth += index in pairs
     for first, last in pairs.items():
         if others[first] < others[last + 1] and not pieces[first].silent:
             inline -= {first, last}
@@ -145,22 +145,22 @@ def _beside_text(document: str, pieces: list[Piece], pairs: Mapping[int, int]) -
     inline, mixed, parents = set[int](), set[int](), [-1]
     children: dict[int, list[int]] = {-1: []}
     ends = set(pairs.values())
-    for place, piece in enumerate(pieces):
-        if place in ends:
+    for index, piece in enumerate(pieces):
+        if index in ends:
             parents.pop()
         elif piece.kind != "text":
-            children[parents[-1]].append(place)
-            if place in pairs:
-                parents.append(place)
-                children[place] = []
+            children[parents[-1]].append(index)
+            if index in pairs:
+                parents.append(index)
+                children[index] = []
         elif document[piece.start : piece.end].strip():
             mixed.add(parents[-1])
     queue = [child for parent in mixed for child in children[parent]]
     while queue:
-        place = queue.pop()
-        if place not in inline:
-            inline |= {place, pairs.get(place, place)}
-            queue += children.get(place, [])
+        index = queue.pop()
+        if index not in inline:
+            inline |= {index, pairs.get(index, index)}
+            queue += children.get(index, [])
     return inline
 
 
@@ -175,28 +175,28 @@ class _Reader:
 
     def parts(self) -> Iterator[str | Marked]:
         self._begin(0)
-        place = in_pre = 0
-        while place < len(self._pieces):
-            piece = self._pieces[place]
-            last = self._pairs.get(place, place) if piece.silent else place
+        index = in_pre = 0
+        while index < len(self._pieces):
+            piece = self._pieces[index]
+            last = self._pairs.get(index, index) if piece.silent else index
             raw = self._document[piece.start : self._pieces[last].end]
             was = in_pre > 0
-            in_pre += (piece.name == "pre") * ((place in self._pairs) - (place in self._closing))
+            in_pre += (piece.name == "pre") * ((index in self._pairs) - (index in self._closing))
             if piece.kind == "text":
                 self._add_text(raw)
-            elif place not in self._inline:
+            elif index not in self._inline:
                 yield from self._run(piece.start, was)
                 yield raw
                 self._begin(self._pieces[last].end)
-            elif last > place:
+            elif last > index:
                 inner = self._document[piece.end : self._pieces[last].start]
                 self._keep(html.unescape(re.sub("<[^<>]*>", "", inner)), raw)
-            elif place in self._pairs or place in self._closing:
-                element = self._closing.get(place, place) + 1
+            elif index in self._pairs or index in self._closing:
+                element = self._closing.get(index, index) + 1
                 self._marks.append(Mark(len(self._text), len(self._text), raw, piece.kind, element))
             else:
                 self._keep("", raw)
-            place = last + 1
+            index = last + 1
         yield from self._run(len(self._document), False)
 
     def _begin(self, start: int) -> None:
