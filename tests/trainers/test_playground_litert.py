@@ -15,9 +15,8 @@ pytest.importorskip("flask")
 
 from playing import asking, page
 
-from savedmodels.playground import engine, rest
+from savedmodels.playground import rest
 from savedmodels.playground.model import ServedModel, ServingError
-from tf_transformer.inference.engine import Answer, Engine, Reply
 
 
 @pytest.fixture(scope="module", params=["litert", "onnx"])
@@ -56,28 +55,6 @@ def test_an_export_answers_as_the_savedmodel(small, served):
     assert info == ["0.6", "3", "name", "3", str(tt.load(small).facts["parameters"]), ""]
 
 
-class Two(Engine):
-    """An engine that says what a call of it returns."""
-
-    facts, options, changeable, batch_size = {}, {"beam_size": 3, "max_length": 7}, ("max_length",), 2
-
-    def _replies(self, texts, request):
-        long = Answer("", -2.0, -3.0, False, request.options["max_length"])
-        for text in texts:
-            yield Reply(text, (Answer("ä b", -0.5, -1.0, True, 2), long), len(text), len(text) > 5)
-
-
-def test_an_engine_says_which_outputs_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "load", lambda folder: Two())
-    export = engine.EngineExport(tmp_path)
-    found = export("translate", {"max_length": tf.constant([7]), "text": tf.constant(["a", "long text"])})
-    assert found["translations"].tolist() == [["ä b".encode(), b"", b""]] * 2
-    assert found["scores"].tolist() == [[-0.5, -2, -1e9]] * 2 and found["log_probs"].tolist() == [[-1, -3, -1e9]] * 2
-    assert found["finished"].tolist() == [[True, False, False]] * 2
-    assert found["lengths"].tolist() == [[2, 7, 0]] * 2  # without the end symbol
-    assert (found["source_length"].tolist(), found["truncated"].tolist()) == ([1, 9], [False, True])
-
-
 @pytest.mark.program
 def test_an_export_takes_requests_of_any_form(small):
     model = ServedModel(small, "name")
@@ -98,10 +75,7 @@ def test_an_export_takes_requests_of_any_form(small):
     for body, message in [
         ({"instances": [["a"]]}, "text: expected string of the shape \\[batch\\], got string of \\(1, 1\\)"),
         ({"signature_name": "translate", "inputs": row | {"max_length": [1, 2]}}, "max_length: expected a vector of"),
-        (
-            {"signature_name": "translate_details", "inputs": row},
-            'signature_name: expected one of .*, got "translate_details"',
-        ),
+        ({"signature_name": "translate_details", "inputs": row}, 'expected one of .*, got "translate_details"'),
     ]:
         status, answer = ask(body)
         assert status == 400 and re.search(message, answer["error"]), answer
@@ -112,8 +86,7 @@ def test_an_export_takes_requests_of_any_form(small):
     assert fields == ["length_penalty", "max_length"] and "const aligned = false" in page(client)
     assert 'const fixed = ["beam_size", "min_length", "no_repeat_ngram_size"]' in page(client)
     assert "a LiteRT or an ONNX export, which has no alignments" in page(client) and 'id="picture"' not in page(client)
-    inputs = client.get("/v1/models/name/metadata").get_json()["metadata"]["signature_def"]["signature_def"][
-        "translate"
-    ]
+    signatures = client.get("/v1/models/name/metadata").get_json()["metadata"]["signature_def"]["signature_def"]
+    inputs = signatures["translate"]
     assert set(inputs["inputs"]) == {"text", *fields}
     assert inputs["outputs"]["scores"]["tensor_shape"]["dim"] == [{"size": "-1", "name": ""}, {"size": "3", "name": ""}]

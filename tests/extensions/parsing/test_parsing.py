@@ -273,15 +273,10 @@ def test_a_savedmodel_parses(parser, tmp_path):
     signatures = tf.saved_model.load(str(path)).signatures
     assert set(signatures) == {"serving_default", "parse", "model_info"}
     answer = signatures["parse"](text=tf.constant(["He slept .", ""]))
-    assert {name: value.dtype for name, value in answer.items()} == {
-        "tree": tf.string,
-        "score": tf.float32,
-        "truncated": tf.bool,
-    }
-    assert signatures["model_info"](key=tf.constant(["f1", "max_source_length"]))["value"].numpy().tolist() == [
-        b"97.0",
-        b"41",
-    ]
+    dtypes = {name: value.dtype for name, value in answer.items()}
+    assert dtypes == {"tree": tf.string, "score": tf.float32, "truncated": tf.bool}
+    facts = signatures["model_info"](key=tf.constant(["f1", "max_source_length"]))["value"]
+    assert facts.numpy().tolist() == [b"97.0", b"41"]
     again = Parser(tt.Translator.from_pretrained(path))
     assert again.tokenizer.controls == parser.tokenizer.controls
     assert again.translator.extra_length == 23
