@@ -288,7 +288,7 @@ def rest(path, texts):
 
     if not (model := playground(path)):
         return None
-    asked, client = app(model).test_client(), Client(name="name")
+    server, client = app(model).test_client(), Client(name="name")
 
     def ask(what, body=None):
         where = f"/v1/models/name{what}"

@@ -16,10 +16,10 @@ from keras import ops
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.compiling import input_signature, width_of, with_rows
+from tf_transformer.decoding.decoder import TextDecoder
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.decoding.search import OPTIONS, Fixed, beam_search
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.decoding.decoder import TextDecoder
 from tf_transformer.decoding.text_model import SetOnce, check_length, padded
 from tf_transformer.extensions.parsing import evalb
 from tf_transformer.extensions.parsing.constraint import LEAF, Grammar
