@@ -79,7 +79,8 @@ class Root(tf.Module):
         super().__init__()
         require_tensorflow("a SavedModel")
         check_finite(model.weights)
-        self.config = model.config
+        config = getattr(model, "config", None)
+        self.config: dict[str, Any] | None = config and config.to_dict()
         # Raw variables, while Keras objects only live in closures. As attributes their weights would be stored twice,
         # and TensorFlow Serving would not restore the copies that the functions read.
         self.weights = [variable.value for variable in model.weights]

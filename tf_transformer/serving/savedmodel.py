@@ -61,7 +61,7 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
         (folder / "batching_params.pbtxt").write_text(batching_params())
         extra = folder / "assets.extra"
         extra.mkdir()
-        description = export.facts | {"config": export.config.to_dict()}
+        description = export.facts | ({"config": export.config} if export.config else {})
         (extra / "tf_transformer.json").write_text(json.dumps(description, indent=2) + "\n")
         (extra / "tokenizer.model").write_bytes(export.tokenizer_model)
         with tf.io.TFRecordWriter(str(extra / "tf_serving_warmup_requests")) as file:
@@ -133,7 +133,7 @@ def batching_params() -> str:
 def warmup_records(export: Root) -> list[bytes]:
     """Returns warm-up requests for the signatures in `export.warm`: one row and a full batch, short and long texts."""
     records = []
-    pieces = range(export.first_piece, export.config.vocab_size)
+    pieces = range(export.first_piece, int(str(export.facts["vocab_size"])))
     for rows in (BATCH_SIZES[0], BATCH_SIZES[-1]):
         for tokens in WARMUP_TOKENS:
             # The language is unknown, so a text consists of subwords of the vocabulary.

@@ -1,0 +1,115 @@
+"""Keras models with text in: the same outputs in Python, in a batch, and through TensorFlow's C++ loader."""
+
+import itertools
+import json
+import subprocess
+import sys
+
+import hostile
+import keras
+import numpy as np
+import pytest
+
+import tf_transformer as tt
+from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID
+
+TEXTS = ["Where is the red door?", "", "the  old\u3000woman\topens", "x" * 400, "\x00\x01 \u200b", b"\xff door", "日本語"]
+LABELS = ["statement", "question", "other"]
+SERVED = """
+import json, sys
+import numpy as np
+from tf_transformer.extensions.conformance.loader import Servable
+texts = json.load(sys.stdin)
+outputs = Servable(sys.argv[1]).predict({"text": np.array([t.encode("latin-1") for t in texts], object)}, "serving_default")
+print(json.dumps({n: [v.decode() if isinstance(v, bytes) else v for v in np.asarray(a).tolist()] for n, a in outputs.items()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tt.Tokenizer.learn_from(["Where is the red door?", "The old woman opens it."] * 53, 310)
+
+
+def encoder(vocab_size):
+    ids = keras.Input((None,), dtype="int32")
+    x = tt.layers.PositionalEmbedding(vocab_size, 16)(ids)
+    return ids, tt.layers.EncoderLayer(num_heads=2, d_ff=31)(x)
+
+
+def classifier(vocab_size):
+    ids, x = encoder(vocab_size)
+    return keras.Model(ids, keras.layers.Dense(3, "softmax")(keras.layers.GlobalAveragePooling1D()(x)))
+
+
+def tagger(vocab_size):
+    ids, x = encoder(vocab_size)
+    return keras.Model(ids, keras.layers.Dense(3, "softmax")(x))
+
+
+def as_bytes(text):
+    return text if isinstance(text, bytes) else text.encode()
+
+
+def served(path, texts):
+    """Calls an export through the C++ loader, in a process of its own."""
+    sent = json.dumps([as_bytes(text).decode("latin-1") for text in texts])
+    done = subprocess.run([sys.executable, "-c", SERVED, str(path)], input=sent, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_classifier_reads_texts(tokenizer):
+    model = classifier(tokenizer.vocab_size)
+    labelled = tt.TextModel(model, tokenizer, max_length=19, labels=LABELS)(TEXTS, batch_size=3)
+    assert [len(labelled), labelled[1].scores.shape] == [len(TEXTS), (3,)]
+    for text, (label, score, scores) in zip(TEXTS, labelled, strict=True):
+        ids = np.array([[*tokenizer.encode([text])[0][:18], EOS_ID]])
+        expected = keras.ops.convert_to_numpy(model(ids))[0]
+        np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-6)
+        assert (label, score) == (LABELS[expected.argmax()], pytest.approx(expected.max(), rel=1e-4))
+
+
+def test_a_word_has_the_label_of_its_first_token(tokenizer):
+    model, longest = tagger(tokenizer.vocab_size), 23
+    labelled = tt.TextModel(model, tokenizer, longest, LABELS, by_word=True)
+    for text, found in zip(TEXTS, labelled(TEXTS), strict=True):
+        words = as_bytes(text).decode("utf-8", "replace").replace("\ufffd", " ").replace("\x00", " ").replace("\x01", " ").split()
+        tokens = [tokens or [UNKNOWN_ID] for tokens in tokenizer.encode(words)]
+        ends = list(itertools.accumulate(map(len, tokens)))
+        read = [i for i, end in enumerate(ends) if end < longest]
+        row = np.array([[*itertools.chain(*tokens[: len(read)]), EOS_ID]])
+        classes = keras.ops.convert_to_numpy(model(row))[0].argmax(-1)
+        assert found == [(words[i], LABELS[classes[ends[i] - len(tokens[i])]]) for i in read]
+
+
+@pytest.mark.parametrize("kind", ["scores", "labels", "words"])
+def test_an_export_answers_as_python_does(tokenizer, tmp_path, kind):
+    make = tagger if kind == "words" else classifier
+    labels = None if kind == "scores" else LABELS
+    model = tt.TextModel(make(tokenizer.vocab_size), tokenizer, 19, labels, kind == "words")
+    texts = TEXTS + hostile.TEXTS[:97] if hasattr(hostile, "TEXTS") else TEXTS
+    model.save(tmp_path / "own/1", checked=True, license="MIT")
+    outputs, expected = served(tmp_path / "own/1", texts), model(texts)
+    if kind == "scores":
+        np.testing.assert_allclose(outputs["output"], expected, rtol=1e-4, atol=1e-6)
+    elif kind == "labels":
+        assert outputs["label"] == [one.label for one in expected]
+        np.testing.assert_allclose(outputs["scores"], [one.scores for one in expected], rtol=1e-4, atol=1e-6)
+    else:
+        assert outputs["labels"] == [" ".join(label for _, label in row) for row in expected]
+        assert outputs["words"] == [" ".join(word for word, _ in row) for row in expected]
+    assert outputs["truncated"] == [row.truncated for row in model.encode(texts)]
+    alone = [served(tmp_path / "own/1", [text]) for text in texts[:3]]
+    for name, values in outputs.items():
+        np.testing.assert_equal([one[name][0] for one in alone], values[:3]) if name in ("label", "words", "labels") else None
+
+
+def test_wrong_models_are_refused(tokenizer):
+    model = classifier(tokenizer.vocab_size)
+    with pytest.raises(tt.BadInput, match="labels"):
+        tt.TextModel(model, tokenizer, labels=LABELS[:2])
+    with pytest.raises(tt.BadInput, match="labels"):
+        tt.TextModel(model, tokenizer, labels=LABELS, by_word=True)
+    with pytest.raises(tt.BadInput, match="labels"):
+        tt.TextModel(tagger(tokenizer.vocab_size), tokenizer, by_word=True)
+    with pytest.raises(tt.BadInput, match="texts"):
+        tt.TextModel(model, tokenizer)([])

@@ -1,0 +1,263 @@
+"""A Keras model behind a tokenizer: text in, and out come its outputs, a label, or labelled words."""
+
+import os
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import tree
+
+from tf_transformer.decoding.primitives import require_tensorflow
+from tf_transformer.masks import PAD_ID
+from tf_transformer.tokenizers.strings import beginnings, begun, utf8, valid_text
+from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer
+from tf_transformer.utils.lazy import lazily
+from tf_transformer.utils.type_names import Tensor
+from tf_transformer.utils.values import BadInput, Count, checked
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = lazily("tensorflow", "a SavedModel")
+
+SEPARATORS = ("Zs", "Zl", "Zp", "Cc")  # Unicode categories between words, `\p{Z}` and `\p{Cc}` in a graph
+
+
+class Label(NamedTuple):
+    """The class of a text.
+
+    Attributes:
+        label: Name of the class with the highest score.
+        score: The model's output for this class.
+        scores: The model's outputs for all classes, float32 `(N,)`.
+    """
+
+    label: str
+    score: float
+    scores: np.ndarray
+
+
+class WordLabel(NamedTuple):
+    """A word of a text and its label."""
+
+    word: str
+    label: str
+
+
+class EncodedText(NamedTuple):
+    """Token ids of a text, EOS included.
+
+    Attributes:
+        ids: Token ids. An empty text has EOS, so that no row is padding only.
+        words: Words that fit into `ids`. Empty unless words are labelled.
+        first_tokens: Index in `ids` of each word's first token.
+        truncated: Whether tokens were dropped.
+    """
+
+    ids: list[int]
+    words: list[str]
+    first_tokens: list[int]
+    truncated: bool
+
+
+class TextModel:
+    """A Keras model that takes texts, in Python and as a SavedModel.
+
+    A text becomes its token ids and EOS, padded with 0. The model must hide padding, as the mask of
+    `tt.layers.PositionalEmbedding` does, or an output depends on the other texts of its batch.
+
+    Args:
+        model: Built Keras model with one input, int32 ids `(B, T)`.
+        tokenizer: Tokenizer that the model was trained with. `encode` returns what to train on.
+        max_length: Maximum number of tokens per text, EOS included. Longer texts are truncated.
+        labels: Class names along the last axis of the model's output. If `None`, calls return the model's outputs.
+        by_word: Whether the model labels tokens, with output `(B, T, N)`. Each word gets the label of its first token.
+
+    Raises:
+        BadInput: If the model takes other inputs, its output doesn't match `labels`, or `by_word` lacks `labels`.
+
+    Examples:
+        >>> classifier = tt.TextModel(model, tokenizer, max_length=64, labels=["statement", "question"])
+        >>> classifier(["Where is the door?"])[0].label
+        'question'
+        >>> classifier.save("savedmodels/classifier/1")
+    """
+
+    @checked
+    def __init__(
+        self,
+        model: keras.Model,
+        tokenizer: Tokenizer,
+        max_length: Count = 512,
+        labels: Sequence[str] | None = None,
+        by_word: bool = False,
+    ) -> None:
+        if by_word and labels is None:
+            raise BadInput("labels: expected the names of the classes with by_word=True, got None")
+        self.model, self.tokenizer, self.max_length = model, tokenizer, max_length
+        self.labels, self.by_word = None if labels is None else tuple(labels), by_word
+        # A trial call shows the shapes and builds the model.
+        outputs = self._outputs([EncodedText([EOS_ID, EOS_ID], [], [], False)])
+        if self.labels is None:
+            return
+        shape = ("T",) * by_word + (len(self.labels),)
+        found = outputs[0].shape if isinstance(outputs, np.ndarray) else f"a {type(outputs).__name__}"
+        if not isinstance(outputs, np.ndarray) or found != (2,) * by_word + (len(self.labels),):
+            expected = f"(B, {', '.join(map(str, shape))})"
+            raise BadInput(f"labels: expected a model with the output {expected}, got {found} per text")
+        if by_word and (spaced := [label for label in self.labels if not label or " " in label]):
+            raise BadInput(f"labels: expected names without spaces with by_word=True, got {spaced[0]!r}")
+
+    def encode(self, texts: Iterable[str | bytes]) -> list[EncodedText]:
+        """Returns the token ids of texts, as the model reads them. With `by_word`, words are tokenized one by one."""
+        if not self.by_word:
+            shortened = begun(list(texts), self.max_length)
+            rows = self.tokenizer.encode([text for text, _ in shortened])
+            fits = self.max_length - 1
+            return [
+                EncodedText([*row[:fits], EOS_ID], [], [], cut or len(row) > fits)
+                for row, (_, cut) in zip(rows, shortened, strict=True)
+            ]
+        return [self._encode_words(text) for text in texts]
+
+    def _encode_words(self, text: str | bytes) -> EncodedText:
+        spaced = "".join(" " if unicodedata.category(letter) in SEPARATORS else letter for letter in utf8(text))
+        words = [word for word in spaced.split(" ") if word]
+        ids, first_tokens = list[int](), list[int]()
+        # A word that the normalization removes becomes the unknown token, so that every word has a label.
+        for tokens in self.tokenizer.encode(words):
+            if len(ids) + max(len(tokens), 1) > self.max_length - 1:
+                break
+            first_tokens.append(len(ids))
+            ids += tokens or [UNKNOWN_ID]
+        count = len(first_tokens)
+        return EncodedText([*ids, EOS_ID], words[:count], first_tokens, count < len(words))
+
+    @checked
+    def __call__(self, texts: str | bytes | Iterable[str | bytes], batch_size: Count = 32) -> Any:
+        """Runs the model on texts.
+
+        Args:
+            texts: One text or several.
+            batch_size: Number of texts per call of the model.
+
+        Returns:
+            The model's outputs `(B, ...)`, an array or a dict of arrays. With `labels`, a list of `Label`. With
+            `by_word`, a list of lists of `WordLabel`. One text returns one item.
+        """
+        if isinstance(texts, str | bytes):
+            results = self([texts], batch_size)
+            return results[0] if self.labels else tree.map_structure(lambda output: output[0], results)
+        rows = self.encode(texts)
+        if not rows:
+            raise BadInput("texts: expected at least one text, got none")
+        batches = [self._outputs(rows[i : i + batch_size]) for i in range(0, len(rows), batch_size)]
+        if self.labels is None:
+            return tree.map_structure(lambda *parts: np.concatenate(parts), *batches)
+        outputs, labels = (output for batch in batches for output in batch), self.labels
+        if not self.by_word:
+            return [Label(labels[best := int(scores.argmax())], float(scores[best]), scores) for scores in outputs]
+        return [
+            [WordLabel(word, labels[scores[first].argmax()]) for word, first in zip(row.words, row.first_tokens, strict=True)]
+            for row, scores in zip(rows, outputs, strict=True)
+        ]
+
+    def _outputs(self, rows: Sequence[EncodedText]) -> Any:
+        """Returns the model's outputs as NumPy arrays, floats in float32."""
+        ids = np.full((len(rows), max(len(row.ids) for row in rows)), PAD_ID, np.int32)
+        for i, row in enumerate(rows):
+            ids[i, : len(row.ids)] = row.ids
+        outputs = tree.map_structure(_in_float32, self.model(keras.ops.convert_to_tensor(ids), training=False))
+        return tree.map_structure(keras.ops.convert_to_numpy, outputs)
+
+    def save(self, path: str | os.PathLike[str], checked: bool = False, **metadata: Any) -> None:
+        """Writes a SavedModel that takes texts, for TensorFlow Serving.
+
+        `serving_default` maps `text`, string `(B,)`, to `truncated` and to the model's outputs, `label`, `score` and
+        `scores`, or `words` and `labels`, joined by spaces. `tokenize` returns the tokens, and `model_info` the
+        metadata.
+
+        Args:
+            path: New directory `<name>/<integer version>`.
+            checked: Whether to run the checks of `tf-transformer check`.
+            metadata: Additional entries of `model_info`, such as `license="MIT"`.
+
+        Raises:
+            BadInput: If the backend isn't TensorFlow, a weight is not finite, or a check fails.
+            FileExistsError: If `path` exists.
+        """
+        from tf_transformer.serving.contract import Root, Signature
+        from tf_transformer.serving.savedmodel import save_export
+
+        require_tensorflow("a SavedModel")
+        if self.labels is not None:
+            metadata["labels"] = "\n".join(self.labels)
+        signatures = [Signature("serving_default", self._serve), Signature("tokenize", self._tokens)]
+        export = Root(
+            self.model,
+            self.tokenizer,
+            signatures,
+            {"serving_default": {}},
+            max_source_length=self.max_length,
+            **metadata,
+        )
+        save_export(export, path, checked)
+
+    def _serve(self, text: Tensor) -> dict[str, Any]:
+        """Returns the outputs of `serving_default` for texts `(B,)`: `__call__` as a graph."""
+        ids, words, first_tokens, truncated = self._encode_in_graph(tf.ensure_shape(text, [None]))
+        outputs = tree.map_structure(_in_float32, self.model(ids, training=False))
+        if self.labels is None:
+            named = outputs if isinstance(outputs, dict) else dict(_named(outputs))
+            return named | {"truncated": truncated}
+        names = tf.gather(self.labels, tf.argmax(outputs, axis=-1))
+        if not self.by_word:
+            return {"label": names, "score": tf.reduce_max(outputs, -1), "scores": outputs, "truncated": truncated}
+        joined = (
+            tf.strings.reduce_join(row, axis=-1, separator=" ")
+            for row in (words, tf.gather(names, first_tokens, batch_dims=1))
+        )
+        return dict(zip(("words", "labels"), joined, strict=True)) | {"truncated": truncated}
+
+    def _encode_in_graph(self, text: Tensor) -> tuple[Any, Any, Any, Any]:
+        """Returns `encode` of texts `(B,)` as tensors: ids `(B, T)`, ragged words and first tokens, and truncated."""
+        fits = self.max_length - 1
+        if self.by_word:
+            words = tf.strings.split(tf.strings.regex_replace(valid_text(text), r"[\p{Z}\p{Cc}]+", " "))
+            tokens = self.tokenizer.tokenize(words.flat_values)
+            empty = tf.cast(tokens.row_lengths() == 0, tf.int64)
+            unknown = tf.RaggedTensor.from_row_lengths(tf.fill([tf.reduce_sum(empty)], UNKNOWN_ID), empty)
+            tokens = words.with_flat_values(tf.concat([tokens, unknown], axis=1))  # (B, words, tokens)
+            sizes = tf.cast(tokens.values.row_lengths(), tf.int32)  # of all words of all texts
+            total = tf.concat([[0], tf.cumsum(sizes)], axis=0)
+            ends = words.with_flat_values(total[1:]) - tf.gather(total, words.row_splits[:-1])[:, tf.newaxis]
+            is_read = ends <= fits
+            first_tokens = tf.ragged.boolean_mask(ends - words.with_flat_values(sizes), is_read)
+            truncated = first_tokens.row_lengths() < words.row_lengths()
+            words = tf.ragged.boolean_mask(words, is_read)
+            ids = tf.ragged.boolean_mask(tokens, is_read).merge_dims(1, 2)
+        else:
+            shortened, cut = beginnings(text, self.max_length)
+            tokens = self.tokenizer.tokenize(shortened)
+            ids, words, first_tokens = tokens[:, :fits], None, None
+            truncated = cut | (tokens.row_lengths() > fits)
+        ids = tf.concat([ids, tf.fill([ids.nrows(), 1], EOS_ID)], axis=1).to_tensor(PAD_ID)
+        return ids, words, first_tokens, truncated
+
+    def _tokens(self, text: Tensor) -> dict[str, Any]:
+        ids = self.tokenizer.tokenize(tf.ensure_shape(text, [None]))
+        tokens = tf.strings.reduce_join(self.tokenizer.source_pieces(ids), axis=-1, separator=" ")
+        return {"tokens": tokens, "length": tf.cast(ids.row_lengths(), tf.int32)}
+
+
+def _in_float32(output: Tensor) -> Any:
+    """Casts half precision, which neither NumPy nor REST clients know."""
+    is_half = keras.backend.standardize_dtype(output.dtype) in ("bfloat16", "float16")
+    return keras.ops.cast(output, "float32") if is_half else output
+
+
+def _named(outputs: Any) -> Iterator[tuple[str, Any]]:
+    flat = tree.flatten(outputs)
+    return ((f"output_{i}" if len(flat) > 1 else "output", output) for i, output in enumerate(flat))
