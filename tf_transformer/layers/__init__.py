@@ -2,7 +2,7 @@
 
 from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention
 from tf_transformer.layers.decoder import DecoderCache, DecoderLayer
-from tf_transformer.layers.embedding import PositionalEmbedding, sinusoids
+from tf_transformer.layers.embedding import PositionalEmbedding, PositionalEncoding, sinusoids
 from tf_transformer.layers.encoder import EncoderLayer
 from tf_transformer.layers.restricted import RestrictedEncoderLayer, restricted_attention
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
@@ -16,6 +16,7 @@ __all__ = [
     "KeyValue",
     "MultiHeadAttention",
     "PositionalEmbedding",
+    "PositionalEncoding",
     "RestrictedEncoderLayer",
     "attention",
     "restricted_attention",

@@ -9,24 +9,27 @@ from tf_transformer.layers.attention import KeyValue
 from tf_transformer.layers.encoder import TransformerLayer
 from tf_transformer.masks import as_key_mask, causal_mask, intersect
 from tf_transformer.utils.type_names import Shape, Tensor
+from tf_transformer.utils.values import BadInput
 
 
 class DecoderCache(NamedTuple):
     """Keys and values that one decoder layer keeps between steps."""
 
     target: KeyValue  # slots for the target's keys and values, filled from the left [B, h, C, ...]
-    memory: KeyValue  # the encoder output's keys and values, projected once [B, h, S, ...]
+    memory: KeyValue | None  # the encoder output's keys and values, projected once [B, h, S, ...]
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class DecoderLayer(TransformerLayer):
     """Masked self-attention, attention over the encoder's output, feed-forward, each inside Add & Norm (section 3.1).
 
-    It decodes a whole target or, with a cache, only the newest tokens. The arguments are those of `EncoderLayer`.
+    It decodes a whole target or, with a cache, only the newest tokens. The arguments are those of `EncoderLayer`. If
+    the first call has no `memory`, the layer has no attention over it: it is a block of a decoder-only model.
 
     Call arguments:
         x: Tensor of shape `(B, T, d)`.
-        memory: The encoder's output, of shape `(B, S, d)`. Unused with a cache, which holds its projection.
+        memory: The encoder's output, of shape `(B, S, d)`. Unused with a cache, which holds its projection, and
+            in a decoder-only layer.
         x_mask: Padding mask `(B, T)` of a whole target. Padding at the end needs none, since causality hides it.
         memory_mask: Padding mask `(B, S)` of memory.
         attention_mask: Booleans of shape `(B, T, C)`, True where a token may attend. By default it attends to itself
@@ -35,40 +38,46 @@ class DecoderLayer(TransformerLayer):
         slot: The cache's slot for the first column of `x`.
         return_attention_scores: Whether to also return the attention weights.
         training: Whether to apply dropout.
+        mask: As `x_mask`. Keras uses this name if there is no memory.
 
     Returns:
         Tensor of shape `(B, T, d)`. Then, with a cache, the new cache. Then, if requested, the weights of
-        self-attention `(B, h, T, C)` and of cross-attention `(B, h, T, S)`.
+        self-attention `(B, h, T, C)` and of cross-attention `(B, h, T, S)`, if any.
 
     Examples:
         >>> x, memory = keras.random.normal((2, 5, 32)), keras.random.normal((2, 7, 32))
         >>> layer = tt.layers.DecoderLayer(num_heads=4, d_ff=64)
         >>> keras.ops.shape(layer(x, memory))
         (2, 5, 32)
+        >>> keras.ops.shape(tt.layers.DecoderLayer(num_heads=4, d_ff=64)(x))
+        (2, 5, 32)
     """
 
     def build(self, x_shape: Shape, memory_shape: Shape = None) -> None:
         self.self_attention = self.make_attention("self_attention")
-        self.cross_attention = self.make_attention("cross_attention")
-        self.feed_forward = self.make_feed_forward("feed_forward")
         self.self_attention_norm = self.make_norm("self_attention_norm")
-        self.cross_attention_norm = self.make_norm("cross_attention_norm")
+        self.feed_forward = self.make_feed_forward("feed_forward")
         self.feed_forward_norm = self.make_norm("feed_forward_norm")
-        self.cross_attention.build(x_shape, memory_shape)
-        for layer in (
-            self.self_attention,
-            self.self_attention_norm,
-            self.cross_attention_norm,
-            self.feed_forward,
-            self.feed_forward_norm,
-        ):
+        inner = [self.self_attention, self.self_attention_norm, self.feed_forward, self.feed_forward_norm]
+        self.cross_attention: Any = None
+        if memory_shape is not None:
+            self.cross_attention = self.make_attention("cross_attention")
+            self.cross_attention_norm = self.make_norm("cross_attention_norm")
+            self.cross_attention.build(x_shape, memory_shape)
+            inner.append(self.cross_attention_norm)
+        for layer in inner:
             layer.build(x_shape)
 
-    def init_cache(self, memory: Tensor, slots: int = 0) -> DecoderCache:
-        """Returns a cache with `slots` empty slots for target tokens, and the projection of memory [B, S, d]."""
-        kv = self.cross_attention.project(memory)
-        B, h = ops.shape(memory)[0], self.num_heads
-        empty = (ops.zeros((B, h, slots, part.shape[-1]), part.dtype) for part in kv)
+    def init_cache(self, memory: Tensor = None, slots: int = 0, x: Tensor = None) -> DecoderCache:
+        """Returns a cache with `slots` empty slots for target tokens, and the projection of memory [B, S, d].
+
+        A decoder-only layer has no memory. It takes B from x [B, T, d].
+        """
+        kv = None if memory is None else self.cross_attention.project(memory)
+        # No position of x is projected: the result has the sizes and the dtype of the slots.
+        sizes = kv or self.self_attention.project(x[:, :0])
+        B, h = ops.shape(x if memory is None else memory)[0], self.num_heads
+        empty = (ops.zeros((B, h, slots, part.shape[-1]), part.dtype) for part in sizes)
         return DecoderCache(KeyValue(*empty), kv)
 
     def call(
@@ -82,23 +91,29 @@ class DecoderLayer(TransformerLayer):
         slot: Tensor = 0,
         return_attention_scores: bool = False,
         training: bool | None = None,
+        mask: Tensor = None,
     ) -> Any:
         inputs = self.self_attention_norm.sublayer_input(x)
         target = self.self_attention.project(inputs)
         if cache is None:
-            kv, first, padding = self.cross_attention.project(memory), 0, as_key_mask(x_mask)
+            if (memory is None) != (self.cross_attention is None):
+                which = "none, as in its first call" if self.cross_attention is None else "[B, S, d], got none"
+                raise BadInput(f"{self.name}: expected memory {which}. Use one layer with memory and another without")
+            kv, first = None if memory is None else self.cross_attention.project(memory), 0
+            padding = as_key_mask(mask if x_mask is None else x_mask)
         else:
             # No padding mask: the one that Keras may fill in for `x_mask` is of the newest tokens only.
             target, kv, first, padding = cache.target.write(slot, target), cache.memory, slot, None
             cache = DecoderCache(target, kv)
         if attention_mask is None:
             attention_mask = causal_mask(ops.shape(x)[1], ops.shape(target.key)[2], first)
-        mask = intersect(attention_mask, padding)
-        attended, self_scores = self.self_attention.attend(inputs, target, mask, training=training)
-        x = self.self_attention_norm(x, attended, training=training)
-        inputs = self.cross_attention_norm.sublayer_input(x)
-        attended, cross_scores = self.cross_attention.attend(inputs, kv, as_key_mask(memory_mask), training=training)
-        x = self.cross_attention_norm(x, attended, training=training)
+        seen = intersect(attention_mask, padding)
+        attended, self_scores = self.self_attention.attend(inputs, target, seen, training=training)
+        x, cross_scores = self.self_attention_norm(x, attended, training=training), None
+        if kv is not None:
+            inputs, memory_mask = self.cross_attention_norm.sublayer_input(x), as_key_mask(memory_mask)
+            attended, cross_scores = self.cross_attention.attend(inputs, kv, memory_mask, training=training)
+            x = self.cross_attention_norm(x, attended, training=training)
         output = self.feed_forward(self.feed_forward_norm.sublayer_input(x))
         x = self.feed_forward_norm(x, output, training=training)
 

@@ -49,8 +49,87 @@ def sinusoids(positions: Tensor, d_model: Count, kind: Sinusoids = "sinusoidal")
     return pairs if kind == "sinusoidal" else ops.concatenate([pairs[:, 0::2], pairs[:, 1::2]], axis=-1)
 
 
+class Positions(Layer):
+    """The base of the layers that add positions (section 3.5): sinusoids, or a table of learned vectors.
+
+    A subclass has the attributes `positions` and `max_length`, and `d_model` once it is built.
+    """
+
+    first_position = 0
+
+    def add_table(self, initializer: Any) -> None:
+        if self.positions == "learned":
+            shape = (self.max_length, self.d_model)
+            self.position_embeddings = self.add_weight(shape, initializer, name="position_embeddings")
+
+    def encoding(self, position: Tensor) -> Any:
+        """Returns the encoding of `position` [T]: float32 [T, d]."""
+        if self.positions == "learned":
+            return ops.cast(ops.take(self.position_embeddings, position, axis=0), "float32")
+        position = position + self.first_position if self.first_position else position
+        return sinusoids(position, self.d_model, self.positions)
+
+    def encoding_of(self, x: Tensor) -> Any:
+        """Returns the encoding of positions 0 to T - 1 of a sequence x [B, T, ...]: float32 [T, d]."""
+        if self.positions != "learned":
+            return self.encoding(ops.arange(ops.shape(x)[1], dtype="int32"))
+        if (x.shape[1] or 0) > self.max_length:
+            raise ValueError(
+                f"{self.name}: expected at most max_length={self.max_length} learned positions, "
+                f"got a sequence of shape {tuple(x.shape)}"
+            )
+        # A slice, since a GPU's gather returns zeros for positions beyond the table. Too few rows raise.
+        return ops.cast(self.position_embeddings[: ops.shape(x)[1]], "float32")
+
+
 @keras.saving.register_keras_serializable("tf_transformer")
-class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
+class PositionalEncoding(Positions):
+    """Adds positions to vectors, such as a time series, image patches or audio frames (section 3.5).
+
+    Computes `Dropout(x + position)`. For token ids, use `PositionalEmbedding`.
+
+    Args:
+        positions: `"sinusoidal"`, for sequences of any length, or `"learned"`.
+        max_length: Number of learned positions. A longer sequence raises an error.
+        dropout: Dropout rate of the sum.
+
+    Call arguments:
+        x: Tensor of shape `(B, T, d)`.
+
+    Returns:
+        Tensor of shape `(B, T, d)`.
+
+    Examples:
+        >>> layer = tt.layers.PositionalEncoding()
+        >>> keras.ops.shape(layer(keras.random.normal((2, 5, 32))))
+        (2, 5, 32)
+    """
+
+    @checked
+    def __init__(
+        self,
+        positions: Literal["sinusoidal", "learned"] = "sinusoidal",
+        max_length: Count = 1024,
+        dropout: Rate = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.positions = positions
+        self.max_length = max_length
+        self.dropout = dropout
+
+    def build(self, x_shape: Shape) -> None:
+        self.d_model = x_shape[-1]
+        self.add_table(keras.initializers.RandomNormal(stddev=self.d_model**-0.5))
+        self._drop: Any = Dropout(self.dropout, dtype=self.dtype_policy)
+
+    def call(self, x: Tensor, training: bool | None = None) -> Any:
+        summed = ops.cast(x, "float32") + self.encoding_of(x)
+        return self._drop(ops.cast(summed, self.compute_dtype), training=training)
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
     """Token embeddings plus positions: Dropout(sqrt(d_model) * embedding + position).
 
     Id 0 is padding, and the layer's mask hides it. Embeddings start with standard deviation d_model^-0.5, so that each
@@ -122,9 +201,7 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
         else:
             super().build(ids_shape)
             self._tracker.unlock()  # Keras locks it after the table, for LoRA. More weights follow.
-        if self.positions == "learned":
-            shape = (self.max_length, self.d_model)
-            self.position_embeddings = self.add_weight(shape, self.embeddings_initializer, name="position_embeddings")
+        self.add_table(self.embeddings_initializer)
         self.logits_bias: Any = (
             self.add_weight((self.vocab_size,), "zeros", name="logits_bias") if self.use_bias else None
         )
@@ -143,17 +220,8 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
     def embed(self, ids: Tensor, position: Tensor = None, training: bool | None = None) -> Any:
         """Embeds ids [B, T] at `position` [T] as a call does, for a caller that makes its own mask."""
         ids = ops.cast(ids, "int32")
-        if position is None and self.positions == "learned" and (ids.shape[1] or 0) > self.max_length:
-            raise ValueError(
-                f"{self.name}: expected at most max_length={self.max_length} learned positions, "
-                f"got ids of shape {tuple(ids.shape)}"
-            )
         embeddings = self.rows(ids) * self.d_model**0.5 if self.scale else self.rows(ids)
-        if position is None and self.positions == "learned":
-            # Not `take`, which gives zeros beyond the table on a GPU. Adding too few rows is an error.
-            encoding = ops.cast(self.position_embeddings[: ops.shape(ids)[1]], "float32")
-        else:
-            encoding = self.encoding(ops.arange(ops.shape(ids)[1], dtype="int32") if position is None else position)
+        encoding = self.encoding_of(ids) if position is None else self.encoding(position)
         return self._drop(ops.cast(embeddings + encoding, self.compute_dtype), training=training)
 
     def rows(self, ids: Tensor) -> Any:
@@ -166,13 +234,6 @@ class PositionalEmbedding(Layer, keras.layers.ReversibleEmbedding):
             return rows * ops.expand_dims(ops.take(self.embeddings_max, ids) * (1 / INT8_MAX), -1)
         rows = super().quantized_call(ids) if self.quantization_mode else ops.take(self.embeddings, ids, axis=0)
         return ops.cast(rows, "float32")
-
-    def encoding(self, position: Tensor) -> Any:
-        """Returns the encoding of `position` [T] that is added to embeddings (section 3.5): float32 [T, d]."""
-        if self.positions == "learned":
-            return ops.cast(ops.take(self.position_embeddings, position, axis=0), "float32")
-        position = position + self.first_position if self.first_position else position
-        return sinusoids(position, self.d_model, self.positions)
 
     def softmax_weights(self) -> Any:
         """Returns the table as the pre-softmax linear transformation (section 3.4): [d, V] in the compute dtype.

@@ -3,11 +3,12 @@
 from typing import Any
 
 import keras
+from keras import ops
 
 from tf_transformer.layers.attention import KeyValue, MultiHeadAttention
 from tf_transformer.layers.layer import Layer
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
-from tf_transformer.masks import as_key_mask
+from tf_transformer.masks import as_key_mask, causal_mask, intersect
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import Count, Positive, Rate, checked
 
@@ -73,8 +74,11 @@ class EncoderLayer(TransformerLayer):
     Call arguments:
         x: Tensor of shape `(B, S, d)`.
         mask: Padding mask of shape `(B, S)`.
+        attention_mask: Booleans of shape `(B, S, S)` or `(1, S, S)`, True where a position may attend.
+        use_causal_mask: Whether a position attends only to itself and to all before it.
         return_attention_scores: Whether to also return the attention weights.
         training: Whether to apply dropout.
+        x_mask: As `mask`. Keras uses this name if `attention_mask` is a tensor.
 
     Returns:
         Tensor of shape `(B, S, d)`, and if requested the attention weights `(B, h, S, S)`.
@@ -98,17 +102,27 @@ class EncoderLayer(TransformerLayer):
             layer.build(x_shape)
 
     def call(
-        self, x: Tensor, mask: Tensor = None, return_attention_scores: bool = False, training: bool | None = None
+        self,
+        x: Tensor,
+        mask: Tensor = None,
+        attention_mask: Tensor = None,
+        use_causal_mask: bool = False,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        x_mask: Tensor = None,
     ) -> Any:
         inputs = self.self_attention_norm.sublayer_input(x)
         kv = self.self_attention.project(inputs)
-        attended, scores = self.attend_to_itself(inputs, kv, as_key_mask(mask), return_attention_scores, training)
+        allowed = intersect(attention_mask, as_key_mask(x_mask if mask is None else mask))
+        if use_causal_mask:
+            allowed = intersect(allowed, causal_mask(ops.shape(x)[1]))
+        attended, scores = self.attend_to_itself(inputs, kv, allowed, return_attention_scores, training)
         x = self.self_attention_norm(x, attended, training=training)
         output = self.feed_forward(self.feed_forward_norm.sublayer_input(x))
         x = self.feed_forward_norm(x, output, training=training)
         return (x, scores) if return_attention_scores else x
 
     def attend_to_itself(self, x: Tensor, kv: KeyValue, mask: Tensor, scores: bool, training: bool | None) -> Any:
-        """Attends from x [B, S, d] to its own keys and values under a padding mask [B, 1, S]. A variant may override
-        this; `scores` is whether the attention weights are requested."""
+        """Attends from x [B, S, d] to its own keys and values, under a mask that broadcasts to [B, S, S]. A variant may
+        override this. `scores` is whether the attention weights are requested."""
         return self.self_attention.attend(x, kv, mask, training=training)

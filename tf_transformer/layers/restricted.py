@@ -97,7 +97,8 @@ class RestrictedEncoderLayer(EncoderLayer):
         self.window = window
 
     def attend_to_itself(self, x: Tensor, kv: KeyValue, mask: Tensor, scores: bool, training: bool | None) -> Any:
-        if scores:  # These take n * n anyway, so blocks would save nothing.
+        # Weights, and masks by query, take n * n anyway, so blocks would save nothing.
+        if scores or (mask is not None and mask.shape[1] != 1):
             near = near_mask(ops.shape(x)[1], self.window)
             return self.self_attention.attend(x, kv, intersect(mask, near), training=training)
         blocks = functools.partial(restricted_attention, window=self.window)

@@ -13,7 +13,15 @@ import pytest
 import tf_transformer as tt
 from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID
 
-TEXTS = ["Where is the red door?", "", "the  old\u3000woman\topens", "x" * 400, "\x00\x01 \u200b", b"\xff door", "日本語"]
+TEXTS = [
+    "Where is the red door?",
+    "",
+    "the  old\u3000woman\topens",
+    "x" * 400,
+    "\x00\x01 \u200b",
+    b"\xff door",
+    "日本語",
+]
 LABELS = ["statement", "question", "other"]
 SERVED = """
 import json, sys
@@ -53,7 +61,9 @@ def as_bytes(text):
 def served(path, texts):
     """Calls an export through the C++ loader, in a process of its own."""
     sent = json.dumps([as_bytes(text).decode("latin-1") for text in texts])
-    done = subprocess.run([sys.executable, "-c", SERVED, str(path)], input=sent, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SERVED, str(path)], input=sent, capture_output=True, text=True, check=True
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -72,7 +82,14 @@ def test_a_word_has_the_label_of_its_first_token(tokenizer):
     model, longest = tagger(tokenizer.vocab_size), 23
     labelled = tt.TextModel(model, tokenizer, longest, LABELS, by_word=True)
     for text, found in zip(TEXTS, labelled(TEXTS), strict=True):
-        words = as_bytes(text).decode("utf-8", "replace").replace("\ufffd", " ").replace("\x00", " ").replace("\x01", " ").split()
+        words = (
+            as_bytes(text)
+            .decode("utf-8", "replace")
+            .replace("\ufffd", " ")
+            .replace("\x00", " ")
+            .replace("\x01", " ")
+            .split()
+        )
         tokens = [tokens or [UNKNOWN_ID] for tokens in tokenizer.encode(words)]
         ends = list(itertools.accumulate(map(len, tokens)))
         read = [i for i, end in enumerate(ends) if end < longest]
@@ -100,7 +117,11 @@ def test_an_export_answers_as_python_does(tokenizer, tmp_path, kind):
     assert outputs["truncated"] == [row.truncated for row in model.encode(texts)]
     alone = [served(tmp_path / "own/1", [text]) for text in texts[:3]]
     for name, values in outputs.items():
-        np.testing.assert_equal([one[name][0] for one in alone], values[:3]) if name in ("label", "words", "labels") else None
+        np.testing.assert_equal([one[name][0] for one in alone], values[:3]) if name in (
+            "label",
+            "words",
+            "labels",
+        ) else None
 
 
 def test_wrong_models_are_refused(tokenizer):

@@ -160,7 +160,10 @@ class TextModel:
         if not self.by_word:
             return [Label(labels[best := int(scores.argmax())], float(scores[best]), scores) for scores in outputs]
         return [
-            [WordLabel(word, labels[scores[first].argmax()]) for word, first in zip(row.words, row.first_tokens, strict=True)]
+            [
+                WordLabel(word, labels[scores[first].argmax()])
+                for word, first in zip(row.words, row.first_tokens, strict=True)
+            ]
             for row, scores in zip(rows, outputs, strict=True)
         ]
 
