@@ -20,6 +20,8 @@ from tf_transformer.evaluation import visualize as visualize
 from tf_transformer.extensions import beam as beam
 from tf_transformer.extensions.parsing.corpus import TreebankCorpus as TreebankCorpus
 from tf_transformer.extensions.parsing.parser import Parser as Parser
+from tf_transformer.extensions.text_models.language_model import LanguageModel as LanguageModel
+from tf_transformer.extensions.text_models.text_generator import TextGenerator as TextGenerator
 from tf_transformer.extensions.text_models.text_model import TextModel as TextModel
 from tf_transformer.inference.loading import load as load
 from tf_transformer.inference.translator import Translator as Translator

@@ -112,7 +112,14 @@ def test_symbolic_outputs_are_like_the_real_ones(case):
         assert described(symbolic, return_attention_scores=True) == described(real, return_attention_scores=True)
 
 
-OPTIONS = {"cache", "slot", "return_attention_scores", "training", "reverse"}  # of calls, besides tensors
+OPTIONS = {
+    "cache",
+    "slot",
+    "return_attention_scores",
+    "training",
+    "reverse",
+    "use_causal_mask",
+}  # of calls, besides tensors
 
 
 @pytest.mark.parametrize("symbolic", [False, True])

@@ -1,7 +1,7 @@
 """Random sampling of outputs, with the decoding step of the search. The paper does not sample."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from keras import ops
@@ -12,7 +12,7 @@ from tf_transformer.decoding.primitives import IMPOSSIBLE, AnyTensor, gather, le
 from tf_transformer.decoding.search import SearchProblem
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.utils.type_names import Tensor
-from tf_transformer.utils.values import Count, Natural, Positive, Seed, checked
+from tf_transformer.utils.values import Count, Natural, Positive, Seed, checked, span
 
 
 @checked
@@ -37,6 +37,7 @@ def sample(
     temperature: Positive | AnyTensor = 1.0,
     k: Count | AnyTensor | None = None,
     widest: Count | None = None,
+    p: Annotated[float, span(0, 1)] | None = None,
     **options: Tensor,
 ) -> Hypotheses:
     """Samples an output for each sentence, token by token, from softmax(logits / temperature) of the k likeliest ones.
@@ -49,6 +50,7 @@ def sample(
         temperature: float32 above 0. Near 0 it samples the likeliest token.
         k: Number of tokens to choose from. `None` means all.
         widest: Upper bound of k, where shapes are fixed and k is a tensor.
+        p: Probability mass of the likeliest tokens to choose from (Holtzman et al. 2020). `None` means all.
         options: Options of a search that `logits.RULES` names, such as min_length, each a number or int32 [B].
 
     Returns:
@@ -81,13 +83,17 @@ def sample(
         possible = restricted(logits, Prefixes(ids[:, None], position, end_id), rules)[:, 0]
         logits = logits[:, 0]
         uniform = gather(uniforms, position, axis=1)
-        if k is None:
+        if k is None and p is None:
             newest = _drawn(possible, temperature, uniform)
         else:
-            most = least(k if widest is None else widest, size(possible, 1))
+            most = size(possible, 1) if k is None else least(k if widest is None else widest, size(possible, 1))
             top_logits, tokens = sorted_top_k(possible, most)
             if widest is not None:
                 top_logits = ops.where(ops.arange(most, dtype="int32") < k, top_logits, IMPOSSIBLE)
+            if p is not None:
+                probabilities = ops.softmax(top_logits / ops.cast(temperature, "float32"))
+                before = ops.cumsum(probabilities, axis=1) - probabilities  # 0 at the likeliest, which always stays
+                top_logits = ops.where((before < p) | (ops.arange(most) == 0), top_logits, IMPOSSIBLE)
             newest = gather(tokens, _drawn(top_logits, temperature, uniform), batch_dims=1)
         log_prob = gather(logits, newest, batch_dims=1) - ops.logsumexp(logits, axis=1)
         ids = ops.where((index == position) & running[:, None], newest[:, None], ids)

@@ -119,5 +119,5 @@ class DecoderLayer(TransformerLayer):
 
         outputs: tuple[Any, ...] = (x,) if cache is None else (x, cache)
         if return_attention_scores:
-            outputs += (self_scores, cross_scores)
+            outputs += (self_scores,) if kv is None else (self_scores, cross_scores)
         return outputs if len(outputs) > 1 else x

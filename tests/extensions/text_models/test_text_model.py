@@ -1,36 +1,16 @@
 """Keras models with text in: the same outputs in Python, in a batch, and through TensorFlow's C++ loader."""
 
 import itertools
-import json
-import subprocess
-import sys
 
-import hostile
 import keras
 import numpy as np
 import pytest
+from exported_texts import TEXTS, served
 
 import tf_transformer as tt
 from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID
 
-TEXTS = [
-    "Where is the red door?",
-    "",
-    "the  old\u3000woman\topens",
-    "x" * 400,
-    "\x00\x01 \u200b",
-    b"\xff door",
-    "日本語",
-]
 LABELS = ["statement", "question", "other"]
-SERVED = """
-import json, sys
-import numpy as np
-from tf_transformer.extensions.conformance.loader import Servable
-texts = json.load(sys.stdin)
-outputs = Servable(sys.argv[1]).predict({"text": np.array([t.encode("latin-1") for t in texts], object)}, "serving_default")
-print(json.dumps({n: [v.decode() if isinstance(v, bytes) else v for v in np.asarray(a).tolist()] for n, a in outputs.items()}))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +36,6 @@ def tagger(vocab_size):
 
 def as_bytes(text):
     return text if isinstance(text, bytes) else text.encode()
-
-
-def served(path, texts):
-    """Calls an export through the C++ loader, in a process of its own."""
-    sent = json.dumps([as_bytes(text).decode("latin-1") for text in texts])
-    done = subprocess.run(
-        [sys.executable, "-c", SERVED, str(path)], input=sent, capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_a_classifier_reads_texts(tokenizer):
@@ -103,7 +74,7 @@ def test_an_export_answers_as_python_does(tokenizer, tmp_path, kind):
     make = tagger if kind == "words" else classifier
     labels = None if kind == "scores" else LABELS
     model = tt.TextModel(make(tokenizer.vocab_size), tokenizer, 19, labels, kind == "words")
-    texts = TEXTS + hostile.TEXTS[:97] if hasattr(hostile, "TEXTS") else TEXTS
+    texts = TEXTS
     model.save(tmp_path / "own/1", checked=True, license="MIT")
     outputs, expected = served(tmp_path / "own/1", texts), model(texts)
     if kind == "scores":
@@ -115,13 +86,6 @@ def test_an_export_answers_as_python_does(tokenizer, tmp_path, kind):
         assert outputs["labels"] == [" ".join(label for _, label in row) for row in expected]
         assert outputs["words"] == [" ".join(word for word, _ in row) for row in expected]
     assert outputs["truncated"] == [row.truncated for row in model.encode(texts)]
-    alone = [served(tmp_path / "own/1", [text]) for text in texts[:3]]
-    for name, values in outputs.items():
-        np.testing.assert_equal([one[name][0] for one in alone], values[:3]) if name in (
-            "label",
-            "words",
-            "labels",
-        ) else None
 
 
 def test_wrong_models_are_refused(tokenizer):

@@ -2,7 +2,7 @@
 
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
@@ -62,11 +62,63 @@ class EncodedText(NamedTuple):
     truncated: bool
 
 
-class TextModel:
+class Served:
+    """The base of what takes texts, in Python and as a SavedModel."""
+
+    model: Any
+    tokenizer: Tokenizer
+
+    def signatures(self) -> dict[str, Callable[[Tensor], Any]]:
+        """Returns functions of texts `(B,)` by the names of their signatures."""
+        raise NotImplementedError
+
+    def metadata(self) -> dict[str, Any]:
+        """Returns entries of `model_info`."""
+        raise NotImplementedError
+
+    def save(self, path: str | os.PathLike[str], checked: bool = False, **metadata: Any) -> None:
+        """Writes a SavedModel that takes texts, for TensorFlow Serving.
+
+        Each signature takes `text`, string `(B,)`. `tokenize` returns the tokens, and `model_info` the metadata.
+
+        Args:
+            path: New directory `<name>/<integer version>`.
+            checked: Whether to run the checks of `tf-transformer check`.
+            metadata: Additional entries of `model_info`, such as `license="MIT"`.
+
+        Raises:
+            BadInput: If the backend isn't TensorFlow, a weight is not finite, or a check fails.
+            FileExistsError: If `path` exists.
+        """
+        from tf_transformer.serving.contract import Root, Signature
+        from tf_transformer.serving.savedmodel import save_export
+
+        require_tensorflow("a SavedModel")
+        functions = {**self.signatures(), "tokenize": self._tokens}
+        export = Root(
+            self.model,
+            self.tokenizer,
+            [Signature(name, function) for name, function in functions.items()],
+            {"serving_default": {}},
+            **self.metadata(),
+            **metadata,
+        )
+        save_export(export, path, checked)
+
+    def _tokens(self, text: Tensor) -> dict[str, Any]:
+        ids = self.tokenizer.tokenize(tf.ensure_shape(text, [None]))
+        tokens = tf.strings.reduce_join(self.tokenizer.source_pieces(ids), axis=-1, separator=" ")
+        return {"tokens": tokens, "length": tf.cast(ids.row_lengths(), tf.int32)}
+
+
+class TextModel(Served):
     """A Keras model that takes texts, in Python and as a SavedModel.
 
     A text becomes its token ids and EOS, padded with 0. The model must hide padding, as the mask of
     `tt.layers.PositionalEmbedding` does, or an output depends on the other texts of its batch.
+
+    The SavedModel's `serving_default` returns `truncated` and the model's outputs; with `labels`, `label`, `score` and
+    `scores`; with `by_word`, `words` and `labels`, joined by spaces.
 
     Args:
         model: Built Keras model with one input, int32 ids `(B, T)`.
@@ -175,38 +227,12 @@ class TextModel:
         outputs = tree.map_structure(_in_float32, self.model(keras.ops.convert_to_tensor(ids), training=False))
         return tree.map_structure(keras.ops.convert_to_numpy, outputs)
 
-    def save(self, path: str | os.PathLike[str], checked: bool = False, **metadata: Any) -> None:
-        """Writes a SavedModel that takes texts, for TensorFlow Serving.
+    def signatures(self) -> dict[str, Callable[[Tensor], Any]]:
+        return {"serving_default": self._serve}
 
-        `serving_default` maps `text`, string `(B,)`, to `truncated` and to the model's outputs, `label`, `score` and
-        `scores`, or `words` and `labels`, joined by spaces. `tokenize` returns the tokens, and `model_info` the
-        metadata.
-
-        Args:
-            path: New directory `<name>/<integer version>`.
-            checked: Whether to run the checks of `tf-transformer check`.
-            metadata: Additional entries of `model_info`, such as `license="MIT"`.
-
-        Raises:
-            BadInput: If the backend isn't TensorFlow, a weight is not finite, or a check fails.
-            FileExistsError: If `path` exists.
-        """
-        from tf_transformer.serving.contract import Root, Signature
-        from tf_transformer.serving.savedmodel import save_export
-
-        require_tensorflow("a SavedModel")
-        if self.labels is not None:
-            metadata["labels"] = "\n".join(self.labels)
-        signatures = [Signature("serving_default", self._serve), Signature("tokenize", self._tokens)]
-        export = Root(
-            self.model,
-            self.tokenizer,
-            signatures,
-            {"serving_default": {}},
-            max_source_length=self.max_length,
-            **metadata,
-        )
-        save_export(export, path, checked)
+    def metadata(self) -> dict[str, Any]:
+        labels = {} if self.labels is None else {"labels": "\n".join(self.labels)}
+        return {"max_source_length": self.max_length, **labels}
 
     def _serve(self, text: Tensor) -> dict[str, Any]:
         """Returns the outputs of `serving_default` for texts `(B,)`: `__call__` as a graph."""
@@ -248,11 +274,6 @@ class TextModel:
             truncated = cut | (tokens.row_lengths() > fits)
         ids = tf.concat([ids, tf.fill([ids.nrows(), 1], EOS_ID)], axis=1).to_tensor(PAD_ID)
         return ids, words, first_tokens, truncated
-
-    def _tokens(self, text: Tensor) -> dict[str, Any]:
-        ids = self.tokenizer.tokenize(tf.ensure_shape(text, [None]))
-        tokens = tf.strings.reduce_join(self.tokenizer.source_pieces(ids), axis=-1, separator=" ")
-        return {"tokens": tokens, "length": tf.cast(ids.row_lengths(), tf.int32)}
 
 
 def _in_float32(output: Tensor) -> Any:

@@ -1,0 +1,132 @@
+"""A language model behind a tokenizer: a text in, and longer texts out."""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from tf_transformer.decoding.beams import Hypotheses
+from tf_transformer.decoding.search import OPTIONS, beam_search
+from tf_transformer.decoding.search_options import SearchOptions
+from tf_transformer.extensions.text_models.language_model import LanguageModel
+from tf_transformer.extensions.text_models.text_model import Served
+from tf_transformer.masks import PAD_ID
+from tf_transformer.tokenizers.strings import BYTES_OF_A_TOKEN
+from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, Tokenizer
+from tf_transformer.utils.files import encoded
+from tf_transformer.utils.lazy import lazily
+from tf_transformer.utils.type_names import Tensor
+from tf_transformer.utils.values import BadInput, Count, checked
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = lazily("tensorflow", "a SavedModel")
+
+
+class TextGenerator(Served):
+    """A language model that continues texts, in Python and as a SavedModel.
+
+    The SavedModel's `serving_default` returns the best `text`, its `score`, and `truncated`. `generate` returns `texts`
+    and `scores` of the `n_best` ones. A text becomes BOS and its tokens.
+
+    Args:
+        language_model: Trained `LanguageModel`.
+        tokenizer: Tokenizer that it was trained with, on rows of BOS, tokens and EOS.
+        max_length: Maximum number of new tokens, EOS included.
+        max_prompt_length: Maximum number of tokens of a text, BOS included. Only the last ones of a longer text are
+            read.
+        n_best: Number of texts that the signature `generate` returns.
+        options: Options of `tt.decoding.beam_search`, such as `beam_size`.
+
+    Examples:
+        >>> generator = tt.TextGenerator(language_model, tokenizer, max_length=32, beam_size=4)
+        >>> generator(["The old woman"])
+        ['The old woman opens the red door.']
+        >>> generator.save("savedmodels/generator/1")
+    """
+
+    @checked
+    def __init__(
+        self,
+        language_model: LanguageModel,
+        tokenizer: Tokenizer,
+        max_length: Count = 64,
+        max_prompt_length: Count = 192,
+        n_best: Count = 1,
+        **options: Any,
+    ) -> None:
+        if unknown := options.keys() - set(OPTIONS):
+            raise BadInput(f"options: expected {', '.join(OPTIONS)}, got {', '.join(unknown)}")
+        search = SearchOptions(**options)
+        if n_best > search.beam_size:
+            raise BadInput(f"n_best: expected at most beam_size={search.beam_size}, got {n_best}")
+        self.language_model, self.tokenizer, self.options = language_model, tokenizer, options
+        self.max_length, self.max_prompt_length, self.n_best = max_length, max_prompt_length, n_best
+        self.model = _Weights(language_model)
+        self._most_bytes = BYTES_OF_A_TOKEN * max_prompt_length  # Tokenizing megabytes takes seconds.
+        # A trial call fails here if the layers are not built, or the learned positions too few.
+        language_model.search([[BOS_ID] * max_prompt_length], max_length, **{**options, "beam_size": 1})
+
+    def encode(self, texts: Iterable[str | bytes]) -> list[list[int]]:
+        """Returns prompts: BOS and the last tokens of each text."""
+        rows = self.tokenizer.encode([encoded(text)[-self._most_bytes :] for text in texts])
+        return [[BOS_ID, *row[max(0, len(row) - self.max_prompt_length + 1) :]] for row in rows]
+
+    def __call__(self, texts: str | bytes | Iterable[str | bytes], **options: Any) -> Any:
+        """Returns the best continued text of each text. One text returns one text.
+
+        Args:
+            texts: One text or several.
+            options: Arguments of `LanguageModel.search`, or with `seed`, `temperature`, `k` or `p`, of
+                `LanguageModel.sample`.
+        """
+        if isinstance(texts, str | bytes):
+            return self([texts], **options)[0]
+        prompts = self.encode(texts)
+        options = {"max_length": self.max_length, **options}
+        if options.keys() & {"seed", "temperature", "k", "p"}:
+            outputs = self.language_model.sample(prompts, **options)
+        else:
+            outputs = self.language_model.search(prompts, **{**self.options, **options})
+        return self.tokenizer.decode([prompt + best.ids for prompt, (best, *_) in zip(prompts, outputs, strict=True)])
+
+    def signatures(self) -> dict[str, Callable[[Tensor], Any]]:
+        return {"serving_default": self._serve, "generate": self._generate}
+
+    def metadata(self) -> dict[str, Any]:
+        return {"max_length": self.max_length, "max_prompt_length": self.max_prompt_length, "n_best": self.n_best}
+
+    def _serve(self, text: Tensor) -> dict[str, Any]:
+        texts, found, truncated = self._searched(text, 1)
+        return {"text": texts[:, 0], "score": found.scores[:, 0], "truncated": truncated}
+
+    def _generate(self, text: Tensor) -> dict[str, Any]:
+        texts, found, truncated = self._searched(text, self.n_best)
+        return {"texts": texts, "scores": found.scores, "finished": found.finished, "truncated": truncated}
+
+    def _searched(self, text: Tensor, n_best: int) -> tuple[Any, Hypotheses, Any]:
+        begin = tf.maximum(tf.strings.length(tf.ensure_shape(text, [None])) - self._most_bytes, 0)
+        tokens = self.tokenizer.tokenize(tf.strings.substr(text, begin, tf.fill(tf.shape(begin), self._most_bytes)))
+        most = self.max_prompt_length - 1
+        prompts = tf.concat(
+            [tf.fill([tokens.nrows(), 1], BOS_ID), tokens[:, -most:] if most else tokens[:, :0]], axis=1
+        )
+        length = tf.cast(prompts.row_lengths(), tf.int32)
+        beams = SearchOptions(**self.options).beam_size
+        problem = self.language_model.problem(prompts.to_tensor(PAD_ID), length, self.max_length, beams, EOS_ID)
+        found = beam_search(problem, n_best=n_best, **self.options)
+        count = tf.size(length) * n_best
+        outputs = tf.RaggedTensor.from_tensor(tf.reshape(found.ids, [count, tf.shape(found.ids)[2]]))
+        row = tf.range(count) // n_best  # tf.repeat takes no ragged tensors
+        texts = self.tokenizer.detokenize(tf.concat([tf.gather(prompts, row), outputs], axis=1))
+        texts = tf.ensure_shape(tf.reshape(texts, [-1, n_best]), [None, n_best])
+        return texts, found, (tokens.row_lengths() > most) | (begin > 0)
+
+
+class _Weights:
+    """What an export asks of a model."""
+
+    def __init__(self, language_model: LanguageModel) -> None:
+        self.weights = language_model.weights
+        self.dtype_policy: keras.DTypePolicy = language_model.layers[0].dtype_policy
