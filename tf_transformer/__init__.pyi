@@ -18,6 +18,10 @@ from tf_transformer.data.records import Records as Records
 from tf_transformer.evaluation import bleu as bleu
 from tf_transformer.evaluation import visualize as visualize
 from tf_transformer.extensions import beam as beam
+from tf_transformer.extensions.adapters.lora import enable_lora as enable_lora
+from tf_transformer.extensions.adapters.lora import load_adapter as load_adapter
+from tf_transformer.extensions.adapters.lora import merge_lora as merge_lora
+from tf_transformer.extensions.adapters.lora import save_adapter as save_adapter
 from tf_transformer.extensions.parsing.corpus import TreebankCorpus as TreebankCorpus
 from tf_transformer.extensions.parsing.parser import Parser as Parser
 from tf_transformer.extensions.text_models.language_model import LanguageModel as LanguageModel

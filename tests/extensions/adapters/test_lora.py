@@ -1,0 +1,77 @@
+"""LoRA adapters: trained alone, stored in a small file, loaded onto a fresh model, and merged without a change."""
+
+import keras
+import numpy as np
+import pytest
+
+import tf_transformer as tt
+
+IDS = np.random.default_rng(3).integers(3, 97, (11, 7)), np.random.default_rng(5).integers(3, 97, (11, 5))
+
+
+def transformer():
+    config = tt.TransformerConfig(vocab_size=97, num_layers=2, d_model=24, d_ff=101, num_heads=3, dropout=0.0)
+    model = tt.Transformer(config)
+    model(IDS)
+    return model
+
+
+def keras_own():
+    x = keras.Input((5, 24))
+    attended = keras.layers.MultiHeadAttention(3, 8, name="attention")(x, x)
+    return keras.Model(x, keras.layers.Dense(7, name="value")(attended))
+
+
+def outputs(model):
+    inputs = IDS if isinstance(model, tt.Transformer) else np.random.default_rng(7).normal(size=(3, 5, 24))
+    return keras.ops.convert_to_numpy(model(inputs))
+
+
+@pytest.mark.parametrize("make", [transformer, keras_own])
+def test_an_adapter_is_loaded_onto_a_fresh_model_and_merged(make, tmp_path):
+    model = make()
+    before, weights = outputs(model), model.get_weights()
+    tt.enable_lora(model, rank=2)
+    np.testing.assert_allclose(outputs(model), before, atol=1e-6)
+    random = np.random.default_rng(11)
+    assert {weight.name[-1] for weight in model.trainable_weights} == {"a", "b"}
+    for weight in model.trainable_weights:
+        weight.assign(random.normal(size=weight.shape))
+    tuned = outputs(model)
+    assert np.abs(tuned - before).max() > 0.01
+
+    tt.save_adapter(model, tmp_path / "adapter.npz")
+    fresh = make()
+    fresh.set_weights(weights)
+    tt.load_adapter(fresh, tmp_path / "adapter.npz")
+    np.testing.assert_allclose(outputs(fresh), tuned, atol=1e-6)
+    tt.merge_lora(fresh)
+    np.testing.assert_allclose(outputs(fresh), tuned, atol=1e-4)
+
+
+def test_only_adapters_are_trained():
+    model = transformer()
+    tt.enable_lora(model, rank=2, layers=("query", "hidden"))
+    frozen = [weight for weight in model.weights if "lora" not in weight.name]
+    before = [keras.ops.convert_to_numpy(weight) for weight in frozen]
+    model.compile(tt.Adam(0.01), tt.SmoothedCrossEntropy(0.0))
+    model.fit(IDS, IDS[1], epochs=2, verbose=0)
+    assert all(map(np.array_equal, before, map(keras.ops.convert_to_numpy, frozen)))
+    assert any(keras.ops.convert_to_numpy(weight).any() for weight in model.trainable_weights if weight.name[-1] == "b")
+
+
+def test_wrong_adapters_are_refused(tmp_path):
+    model = transformer()
+    with pytest.raises(tt.BadInput, match="enable_lora"):
+        tt.save_adapter(model, tmp_path / "adapter.npz")
+    with pytest.raises(tt.BadInput, match="layers"):
+        tt.enable_lora(model, layers=("nothing",))
+    tt.enable_lora(model)
+    with pytest.raises(tt.BadInput, match="merge_lora"):
+        tt.enable_lora(model)
+    tt.save_adapter(model, tmp_path / "adapter.npz")
+    with pytest.raises(tt.BadInput, match="shape"):
+        tt.load_adapter(keras_own(), tmp_path / "adapter.npz")
+    np.savez(tmp_path / "other.npz", x=np.ones(3))
+    with pytest.raises(tt.BadInput, match="save_adapter"):
+        tt.load_adapter(transformer(), tmp_path / "other.npz")
