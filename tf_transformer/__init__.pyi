@@ -1,6 +1,7 @@
 """The names of the package and where they live: `__init__.py` loads each from there when it is first used."""
 
 from tf_transformer import data as data
+from tf_transformer import decoding as decoding
 from tf_transformer import distribution as distribution
 from tf_transformer import layers as layers
 from tf_transformer.config import PRESETS as PRESETS
