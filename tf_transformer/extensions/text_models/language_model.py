@@ -135,8 +135,9 @@ class LanguageModel:
         """Embeds ids `(B, T)`, all of a row at its position `(B,)`, or at 0 to T - 1 if `position` is `None`."""
         if position is None or not isinstance(self.embedding, PositionalEmbedding):
             return self.embedding(ids, training=False)
-        x = self.embedding.scaled(ids) + ops.expand_dims(self.embedding.encoding(position), 1)
-        return ops.cast(x, self.embedding.compute_dtype)
+        layer = self.embedding
+        embeddings = layer.rows(ids) * layer.d_model**0.5 if layer.scale else layer.rows(ids)
+        return ops.cast(embeddings + ops.expand_dims(layer.encoding(position), 1), layer.compute_dtype)
 
     def problem(self, prompts: Tensor, length: Tensor, max_length: Count, beams: Count, end_id: int) -> SearchProblem:
         """Returns what `tt.decoding.beam_search` and `tt.decoding.sample` take, for prompts as in `decoder`."""
