@@ -1,6 +1,7 @@
 """Compares a GPT of our layers with one of KerasHub's `TransformerDecoder`s with the same weights, on Keras's backend.
 
-Prints whether logits and greedy outputs are equal, and tokens/s of training and of cached generation. It needs keras-hub.
+It prints whether logits and greedy outputs are equal, and tokens/s of training and of cached generation. It needs
+keras-hub.
 """
 
 import statistics

@@ -40,6 +40,10 @@ class Case:
     slow: bool = False  # like another of the list
     output_shape: tuple[int, ...] = (B, T, D)
 
+    @property
+    def has_positions(self):
+        return self.of_ids or self.make is learned_positions
+
     def call(self, layer, inputs, **kwargs):
         """A layer takes its inputs one by one, a model takes a tuple."""
         return layer(tuple(inputs), **kwargs) if isinstance(layer, tt.Transformer) else layer(*inputs, **kwargs)
@@ -95,6 +99,10 @@ def learned(**kwargs):
     return tt.layers.PositionalEmbedding(V, D, "learned", max_length=19, dropout=0.3, **kwargs)
 
 
+def learned_positions(**kwargs):
+    return tt.layers.PositionalEncoding("learned", max_length=19, dropout=0.3, **kwargs)
+
+
 def feed_forward(**kwargs):
     return tt.layers.FeedForward(d_ff=17, activation="gelu", **kwargs)
 
@@ -124,10 +132,12 @@ LAYERS = [
     Case("cross_attention", self_or_cross, (T, S), mixes=True, scores=True),
     Case("sinusoidal", sinusoidal, of_ids=True),
     Case("learned", learned, of_ids=True),
+    Case("learned_positions", learned_positions),
     Case("feed_forward", feed_forward),
     Case("add_and_norm", add_and_norm, (T, T)),
     Case("encoder", encoder, mixes=True, scores=True),
     Case("decoder", decoder, (T, S), mixes=True, scores=True),
+    Case("decoder_only", decoder, mixes=True, scores=True),
     Case("restricted_encoder", restricted_encoder, mixes=True, scores=True, slow=True),
 ]
 MODELS = [Case("transformer", transformer, (S, T), of_ids=True, mixes=True, scores=True, output_shape=(B, T, V))]

@@ -41,7 +41,7 @@ def test_every_argument_is_an_attribute_and_in_the_config(case):
     for argument in arguments:
         attribute = getattr(layer, argument.name)
         # Of these, another value than the default is given elsewhere.
-        if case.name not in ("sinusoidal", "learned", "add_and_norm", "encoder", "decoder"):
+        if case.name not in ("sinusoidal", "learned", "add_and_norm", "encoder", "decoder", "decoder_only"):
             assert attribute != argument.default, argument.name
         plain = attribute.to_dict() if isinstance(attribute, tt.TransformerConfig) else attribute
         assert config[argument.name] == plain, argument.name
@@ -259,7 +259,7 @@ def sentences(case):
 
 def padded(case, ids, filler=0):
     """The same sentences between padding, or after them where there are positions, which padding before would move."""
-    return [np.pad(x, ((0, 0), (0 if case.of_ids else 2, 3)), constant_values=filler) for x in ids]
+    return [np.pad(x, ((0, 0), (0 if case.has_positions else 2, 3)), constant_values=filler) for x in ids]
 
 
 @promise([case for case in LAYERS + MODELS if case.mixes])
@@ -267,7 +267,7 @@ def test_padding_changes_nothing_at_real_positions(case):
     ids = sentences(case)
     model = masked_model(case)
     alone = array(model(ids))
-    real = slice(0, T) if case.of_ids else slice(2, 2 + T)
+    real = slice(0, T) if case.has_positions else slice(2, 2 + T)
     assert_close(model(padded(case, ids))[:, real], alone)
     assert not np.allclose(array(model(padded(case, ids, filler=1)))[:, real], alone, atol=0.01)
 

@@ -225,3 +225,12 @@ def test_integers_are_those_of_keras(positions, mode, tolerance, tmp_path):
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     close(loaded(IDS), model(IDS))
     assert_same(loaded.layers[0], kerass)
+
+
+def test_vectors_get_the_positions_of_ids():
+    x = normal(B, T, d)
+    layer, embedding = tt.layers.PositionalEncoding(), tt.layers.PositionalEmbedding(V, d)
+    close(layer(x) - x, np.stack([array(embedding.encoding(ops.arange(T)))] * B), atol=1e-5)
+    assert not layer.weights
+    with pytest.raises(ValueError, match="max_length=3"):
+        tt.layers.PositionalEncoding("learned", max_length=3)(x)

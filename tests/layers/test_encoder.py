@@ -5,7 +5,8 @@ import oracle
 import pytest
 from conftest import close, draw_weights, normal, weights_of
 
-from tf_transformer.layers import EncoderLayer
+from tf_transformer.config import BadInput
+from tf_transformer.layers import DecoderLayer, EncoderLayer
 
 B, h, S, d, d_k, d_v, d_ff = 2, 3, 7, 11, 13, 17, 19
 MASK = np.arange(S) < np.array([[5], [7]])  # [B, S]
@@ -28,3 +29,24 @@ def test_encoder_layer(mask):
         expected = oracle.encoder_layer(x[b], weights_of(LAYER), h, None if mask is None else mask[b])
         close(output[b], expected[0])
         close(scores[b], expected[1])
+
+
+def test_under_a_causal_mask_a_position_sees_none_after_it():
+    x, below = normal(B, S, d), np.tri(S, dtype=bool)[None]
+    causal = LAYER(x, mask=MASK, use_causal_mask=True)
+    close(causal, LAYER(x, mask=MASK, attention_mask=below))
+    for length in range(1, S + 1):  # its beginning alone, which has nothing to hide
+        expected = oracle.encoder_layer(x[1, :length], weights_of(LAYER), h)[0]
+        close(causal[1, length - 1], expected[-1])
+
+
+def test_a_decoder_layer_without_memory_is_a_causal_encoder_layer():
+    x, layer = normal(B, S, d), DecoderLayer(h, d_ff, d_k, d_v)
+    layer(x)
+    layer.set_weights(LAYER.get_weights())
+    output, scores = layer(x, return_attention_scores=True)
+    expected = LAYER(x, use_causal_mask=True, return_attention_scores=True)
+    close(output, expected[0])
+    close(scores, expected[1])
+    with pytest.raises(BadInput, match="expected memory none"):
+        layer(x, normal(B, 3, d))
