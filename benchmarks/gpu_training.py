@@ -34,7 +34,7 @@ count, *argv, number = sys.argv[1:]
 args = parser.parse_args(argv)
 config, recipe = plan_of(vars(args), "translation")
 corpus = tt.TextCorpus(args.train, args.dev)
-tokenizer = corpus.learn_tokenizer(config.vocab_size, recipe.tokenizer)
+tokenizer = corpus.train_tokenizer(config.vocab_size, recipe.tokenizer)
 from tf_transformer.data.corpus import Batching
 batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed)
 model = tt.Trainer("unused", config, corpus, recipe).make_model(recipe.steps)

@@ -14,18 +14,18 @@ def main(argv=None) -> dict:
     add("--stock-adam", action="store_true", help="keras.optimizers.Adam, not what the trainers use")
     add("--metrics", action="store_true", help="with the metrics that the trainers show")
     add("--jit", action="store_true", help="compiled by XLA")
-    add("--parts", type=int, default=1, help="compute a step's pairs in so many parts, TensorFlow only (1)")
+    add("--num-microbatches", type=int, default=1, help="compute a step's pairs in so many parts, TensorFlow only (1)")
     args = parser.parse_args(argv)
     work = common.with_step_sizes(common.WORKS[args.config], args)
 
     if os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
         common.prepare_tensorflow(args, args.inter_threads)
-    elif args.parts > 1:
-        parser.error(f"--parts: expected 1 but on TensorFlow, got {args.parts}")
+    elif args.num_microbatches > 1:
+        parser.error(f"--num-microbatches: expected 1 but on TensorFlow, got {args.num_microbatches}")
     else:
         common.prepare(args)
     steps = args.warmup + args.steps
-    clock, model = train(work, args.dtype, steps, args.stock_adam, args.metrics, args.jit, args.parts)
+    clock, model = train(work, args.dtype, steps, args.stock_adam, args.metrics, args.jit, args.num_microbatches)
     import keras
 
     backend, more = keras.backend.backend(), {}
@@ -45,12 +45,12 @@ def main(argv=None) -> dict:
         adam="stock" if args.stock_adam else "trainers",
         metrics=args.metrics,
         jit=args.jit,
-        parts=args.parts,
+        num_microbatches=args.num_microbatches,
         **more,
     )
 
 
-def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False, parts=1):
+def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False, num_microbatches=1):
     """Train a new model for so many steps.
 
     Returns:
@@ -58,7 +58,7 @@ def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False, parts=
     """
     import keras
 
-    model = compiled_model(work, dtype, stock_adam, metrics, jit, parts)
+    model = compiled_model(work, dtype, stock_adam, metrics, jit, num_microbatches)
     batches = common.training_batches(work)
     clock = common.Clock()
 
@@ -72,7 +72,7 @@ def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False, parts=
     return clock, model
 
 
-def compiled_model(work, dtype, stock_adam=False, metrics=False, jit=False, parts=1):
+def compiled_model(work, dtype, stock_adam=False, metrics=False, jit=False, num_microbatches=1):
     """Our model of this work's sizes, compiled with the paper's schedule and loss."""
     import keras
 
@@ -81,7 +81,7 @@ def compiled_model(work, dtype, stock_adam=False, metrics=False, jit=False, part
     keras.utils.set_random_seed(common.SEED)
     keras.config.set_dtype_policy("float32" if dtype == "float32" else f"mixed_{dtype}")
     model = model_of(work)
-    model.parts = parts
+    model.num_microbatches = num_microbatches
     adam = keras.optimizers.Adam if stock_adam else tt.Adam
     schedule = tt.WarmupSchedule(work.d_model)
     model.compile(

@@ -70,7 +70,7 @@ def translate_in_keras(work, args) -> dict:
     translator = random_translator(work, args.dtype, args.work, batch_size=args.sentences)
     sentences = list(source_sentences(work, args.sentences, args.work))
     clock = common.timed(lambda: translator(sentences, max_length=work.steps), args.repeats, args.warmup)
-    lengths = {reply.answers[0].length for reply in translator.replies(sentences, 1, max_length=work.steps)}
+    lengths = {reply.hypotheses[0].length for reply in translator.replies(sentences, 1, max_length=work.steps)}
     if lengths != {work.steps}:
         raise AssertionError(f"expected {work.steps} steps in all translations, got {lengths}")
     rate = args.sentences * work.steps
@@ -181,7 +181,7 @@ def tokenizer_path(work, folder: Path) -> Path:
         import tf_transformer as tt
 
         text = common.generated_text(work.vocab_size, lines=work.vocab_size)
-        tt.Tokenizer.learn_from(text, work.vocab_size).save(path)
+        tt.Tokenizer.train_from_iterator(text, work.vocab_size).save(path)
     return path
 
 

@@ -138,7 +138,7 @@ def translator():
     import tf_transformer as tt
 
     pairs = tt.toy_corpus.corpus(train=20_600)["train"][20_000:]  # for these its outputs differ the most
-    tokenizer = tt.Tokenizer.learn_from([text for pair in pairs for text in pair], 350)
+    tokenizer = tt.Tokenizer.train_from_iterator([text for pair in pairs for text in pair], 350)
     keras.utils.set_random_seed(11)
     model = tt.Transformer(tt.TransformerConfig(2, 24, 31, 3, d_k=5, d_v=7, vocab_size=350))
     model.build()
@@ -167,16 +167,18 @@ def made_once(tmp_path_factory):
 @pytest.fixture(scope="session")
 def saved(translator, made_once):
     """The translator's SavedModel, moved after it was written."""
-    facts = {"source_language": "en", "target_language": "de", "step": 29}
-    return made_once("savedmodels", lambda folder: translator.save(folder / "name/1", **facts)) / "name/1"
+    metadata = {"source_language": "en", "target_language": "de", "step": 29}
+    return made_once("savedmodels", lambda folder: translator.save(folder / "name/1", **metadata)) / "name/1"
 
 
 @pytest.fixture(scope="session")
 def lite(translator, made_once):
     """The translator's LiteRT export."""
     pytest.importorskip("ai_edge_litert")
-    facts = {"source_language": "en", "languages": "en, de", "license": "apache-2.0", "max_length": 97}
-    return made_once("litert", lambda folder: translator.save(folder / "name/1", format="litert", **facts)) / "name/1"
+    metadata = {"source_language": "en", "languages": "en, de", "license": "apache-2.0", "max_length": 97}
+    return (
+        made_once("litert", lambda folder: translator.save(folder / "name/1", format="litert", **metadata)) / "name/1"
+    )
 
 
 @pytest.fixture(scope="session")

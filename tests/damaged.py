@@ -104,7 +104,7 @@ def text_of(folder):
     tt.toy_corpus.write_corpus(folder / "text", train=60, dev=7, test=7)
     train, dev = ([str(folder / f"text/{split}.{side}") for side in ("en", "de")] for split in ("train", "dev"))
     corpus = tt.TextCorpus(train, dev)
-    return corpus, train, dev, corpus.learn_tokenizer(350, "bpe")
+    return corpus, train, dev, corpus.train_tokenizer(350, "bpe")
 
 
 def new_model():
@@ -137,8 +137,8 @@ def run(folder):
     for step in (1, 2):
         kept.history.append({"step": step, "loss": 1.0})
         kept.save(model, step, target_tokens=7, seconds=1.0)
-    facts = {"steps": 2, "parameters": model.count_params(), "test_bleu": 1.0, "test_bleu_signature": "x"}
-    (path / "metrics.json").write_text(json.dumps(facts))
+    metadata = {"steps": 2, "parameters": model.count_params(), "test_bleu": 1.0, "test_bleu_signature": "x"}
+    (path / "metrics.json").write_text(json.dumps(metadata))
 
     def read():
         from trainers.publishing import measured

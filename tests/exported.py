@@ -46,8 +46,8 @@ def agree(translator, folder, texts, n, fresh=0, **options):
 
 def onnx_export(translator, made_once):
     """The folder of an export to ONNX, as `lite` is one to LiteRT."""
-    facts = {"source_language": "en", "languages": "en, de", "license": "apache-2.0", "max_length": 97}
-    save = lambda folder: translator.save(folder / "name/1", format="onnx", **facts)  # noqa: E731
+    metadata = {"source_language": "en", "languages": "en, de", "license": "apache-2.0", "max_length": 97}
+    save = lambda folder: translator.save(folder / "name/1", format="onnx", **metadata)  # noqa: E731
     return made_once("onnx", save) / "name" / "1"
 
 

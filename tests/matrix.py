@@ -195,7 +195,7 @@ def load(path, texts):
 def from_pretrained(path, texts):
     """The Keras model, rebuilt from the weights."""
     translator = tt.Translator.from_pretrained(path)
-    return (tt.Parser(translator) if translator.tokenizer.controls else translator)(texts)
+    return (tt.Parser(translator) if translator.tokenizer.control_tokens else translator)(texts)
 
 
 def beam(path, texts):
@@ -265,7 +265,9 @@ def serve(path, texts):
         with pytest.raises(tt.BadInput, match="serve: expected a translator, got a parser"):
             app(model)
         return None
-    pair = {name: model.facts.get(name, code) for name, code in (("source_language", "en"), ("target_language", "de"))}
+    pair = {
+        name: model.metadata.get(name, code) for name, code in (("source_language", "en"), ("target_language", "de"))
+    }
     output = app(model, pair).test_client().post("/translate", json={"q": texts})
     return [text if text.strip() else "" for text in output.get_json()["translatedText"]]
 

@@ -38,7 +38,7 @@ def train(devices=None, dtype="float32", **options):
         model = tt.Transformer(CONFIG, dtype=dtype)
         model.build()
         model.compile(
-            tt.Adam(tt.WarmupSchedule(12, 20, factor=0.1), 0.9, 0.98, epsilon, global_clipnorm=0.5),
+            tt.Adam(tt.WarmupSchedule(12, 20, learning_rate_factor=0.1), 0.9, 0.98, epsilon, global_clipnorm=0.5),
             tt.SmoothedCrossEntropy(0.1),
             metrics=[tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()],
         )

@@ -53,9 +53,9 @@ def one_line(capsys, program, *options):
 
 @pytest.mark.slow
 def test_training(capsys):
-    options = ("--pairs", 67, "--length", 41, "--parts", 2)
+    options = ("--pairs", 67, "--length", 41, "--num-microbatches", 2)
     line = one_line(capsys, training, "--dtype", "bfloat16", "--steps", 3, "--warmup", 2, *options)
-    assert line["dtype"] == "bfloat16" and line["timed"] == 3 and line["parts"] == 2
+    assert line["dtype"] == "bfloat16" and line["timed"] == 3 and line["num_microbatches"] == 2
     assert line["tokens_per_second"] == pytest.approx(67 * 41 * 1e3 / line["milliseconds"], rel=1e-2)
     logits = 67 // 2 * 41 * TINY.vocab_size * 2 / 2**20  # of a part
     assert logits < line["step_mib"] < line["peak_mib"]
@@ -136,8 +136,8 @@ def test_compare_takes_turns_and_writes_lines(folder, capsys):
 
 def test_the_table_has_each_engine_at_its_best_and_the_ratio_of_ours():
     def line(engine, rate, threads=2, mode=None):
-        facts = {"engine": engine, "tokens_per_second": rate, "threads": threads, "dtype": "float32", "mode": mode}
-        return facts | {"others_cores": 0.0, "versions": {"x": "1"}, "peak_mib": 7.0}
+        metadata = {"engine": engine, "tokens_per_second": rate, "threads": threads, "dtype": "float32", "mode": mode}
+        return metadata | {"others_cores": 0.0, "versions": {"x": "1"}, "peak_mib": 7.0}
 
     rows = common.summary(
         [line("tf_transformer", rate) for rate in (290.0, 300.0, 700.0)]

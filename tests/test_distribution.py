@@ -93,7 +93,7 @@ def test_two_workers_are_one(one_device, tmp_path, chief):
 @pytest.mark.program
 def test_a_batch_in_parts_is_the_batch(one_device, tmp_path):
     """Microbatches have unequal numbers of rows and tokens, some none."""
-    replicas.save(tmp_path / "parts.npz", *replicas.train(parts=3))
+    replicas.save(tmp_path / "parts.npz", *replicas.train(num_microbatches=3))
     same(tmp_path / "parts.npz", one_device)
 
 

@@ -171,7 +171,7 @@ SEPARATE = {  # pages that need no other: quicker code, and a check of the names
     ),
     "guides/languages": (
         {"max_source_length=64": "max_source_length=16"},
-        lambda names: is_saved("many") and names["tuned"].tokenizer.spoken() == ("en", "de"),
+        lambda names: is_saved("many") and names["tuned"].tokenizer.current_languages() == ("en", "de"),
     ),
 }
 FAST = ("tutorials/layers", "guides/large-corpora")

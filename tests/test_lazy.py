@@ -41,7 +41,7 @@ TOKENIZER = r"""
 from tf_transformer.models.families import load_tokenizer
 
 texts, file = ["The old woman opens the red door.", b"two\xffdoors", ""], sys.argv[2] + "/tokenizer.model"
-tt.Tokenizer.learn_from([texts[0], "two doors"] * 9, 287).save(file)
+tt.Tokenizer.train_from_iterator([texts[0], "two doors"] * 9, 287).save(file)
 tokenizer = load_tokenizer(file)
 assert tokenizer.decode(tokenizer.encode(texts)) == [texts[0], "two doors", ""]
 assert line_of(tokenizer.tokenize, texts).startswith("a tokenizer of tensors needs tensorflow: ")
@@ -65,11 +65,11 @@ for path in (folder, *checkpoints):
     assert type(translator) is tt.Translator and len(translator.model.weights) > 9, path
     assert (translator.export_options == {}) == (path == folder), translator.export_options
     spoken = dict(source_language="en", target_language="de") if translator.languages else {}
-    assert any(translator.tokenizer.for_languages(**spoken).encode(texts))
+    assert any(translator.tokenizer.with_languages(**spoken).encode(texts))
     line = line_of(translator, texts, **spoken)
     assert line == "translating needs tensorflow: pip install tensorflow (No module named 'tensorflow')", line
 assert line_of(translator.save, folder / "saved/1").startswith("a SavedModel needs tensorflow: ")
-assert line_of(translator.tokenizer.for_languages, "xx").startswith("source_language: expected one of ")
+assert line_of(translator.tokenizer.with_languages, "xx").startswith("source_language: expected one of ")
 assert not {"tensorflow", "tensorflow_text"} & set(sys.modules)
 """
 ANSWERS = r"""

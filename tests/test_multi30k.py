@@ -14,7 +14,7 @@ from examples.multi30k.stages import StagedTrainer, dropout_stages
 from tf_transformer.data import toy_corpus
 from tf_transformer.data.corpus import Batching, Corpus
 from tf_transformer.data.sources import MemorySource
-from tf_transformer.inference.engine import Answer, Reply
+from tf_transformer.inference.engine import Hypothesis, TranslationResult
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, UNKNOWN_ID
 from tf_transformer.training.run import Run
 from tf_transformer.utils.files import checksum
@@ -31,7 +31,7 @@ def corpus_of(pairs):
 @pytest.fixture(scope="module")
 def text():
     pairs = toy_corpus.corpus(train=701, dev=0, test=0)["train"]
-    return pairs, tt.Tokenizer.learn_from([side for pair in pairs for side in pair], 400)
+    return pairs, tt.Tokenizer.train_from_iterator([side for pair in pairs for side in pair], 400)
 
 
 def staged(pairs, folders=(), **methods):
@@ -319,7 +319,9 @@ def test_teachers_translate_in_the_dtype_they_learn_in_and_no_longer_than_the_te
     found, sides = [], (["Two doors.", "One."], [target, "One."])
     monkeypatch.setattr(teachers, "averaged", lambda *given: translator)
     monkeypatch.setattr(
-        teachers, "answered", lambda *given: found.append(given) or [Reply("", (Answer("made", 0.0),), 1, False)]
+        teachers,
+        "answered",
+        lambda *given: found.append(given) or [TranslationResult("", (Hypothesis("made", 0.0),), 1, False)],
     )
     corpus = StagedCorpus.of(corpus_of(zip(*sides, strict=True)), Methods())
     recipe = tt.Recipe(mixed_precision="bfloat16")

@@ -15,7 +15,7 @@ import dataclasses
 from pathlib import Path
 
 import tf_transformer as tt
-from tf_transformer.inference.engine import Answer, Engine, Reply
+from tf_transformer.inference.engine import Hypothesis, Engine, TranslationResult
 from tf_transformer.inference.openers import Opener
 from tf_transformer.models.families import Family
 from tf_transformer.serving.formats import Format
@@ -23,10 +23,10 @@ from tf_transformer.training.tasks import TRANSLATION
 
 
 class Reversing(Engine):
-    changeable, highest, facts, options, batch_size, languages = (), {"n_best": 1}, {}, {}, 7, ()
+    call_options, max_values, metadata, options, batch_size, languages = (), {"n_best": 1}, {}, {}, 7, ()
 
     def _replies(self, texts, request):
-        return [Reply(text, (Answer(text[::-1], 0.0),), len(text), False) for text in texts]
+        return [TranslationResult(text, (Hypothesis(text[::-1], 0.0),), len(text), False) for text in texts]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,11 +15,11 @@ from typing import Any, get_args
 
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS, SearchOptions
-from tf_transformer.inference.engine import Engine, Reply, warn_of_truncated
+from tf_transformer.inference.engine import Engine, TranslationResult, warn_of_truncated
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.training.recipe import RECIPES, Recipe
 from tf_transformer.utils.files import user_path
-from tf_transformer.utils.terminal import Progress, Stopped, quiet_import, quiet_stderr
+from tf_transformer.utils.terminal import Progress, TrainingInterrupted, quiet_import, quiet_stderr
 from tf_transformer.utils.type_names import VocabularyKind
 from tf_transformer.utils.values import documentation, plain_type
 
@@ -177,13 +177,13 @@ def engine(model: str | Path, options: dict[str, Any], **more: Any) -> Engine:
     fixed = [name for name, option in SEARCH_OPTIONS.items() if not option.request and name != "n_best"]
     opened = tt.load(model, **more, **chosen(options, fixed))
     if opened.languages:
-        source, target = (options.get(name) or opened.facts.get(name) for name in LANGUAGES)
+        source, target = (options.get(name) or opened.metadata.get(name) for name in LANGUAGES)
         if source and target:  # otherwise the call raises an error
             print(f"from {source} to {target}", file=sys.stderr)
     return opened
 
 
-def answered(engine: Engine, texts: Iterable[Any], n: int | None = None, **options: Any) -> Iterator[Reply]:
+def answered(engine: Engine, texts: Iterable[Any], n: int | None = None, **options: Any) -> Iterator[TranslationResult]:
     """Yields the replies of `engine.stream`, with progress and warnings on standard error."""
     truncated, count = list[Any](), 0
     with Progress(len(texts) if isinstance(texts, Sequence) else None, "sentences", log=True) as progress:
@@ -230,7 +230,7 @@ def run_program(main: Callable[[], None]) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     except BrokenPipeError:
         sys.exit(141)  # the shell's status for a process that SIGPIPE ended
-    except Stopped as error:
+    except TrainingInterrupted as error:
         print(f"\n{error}; start it again with the same options to resume", file=sys.stderr)
         sys.exit(128 + error.number)  # the shell's status for a process that the signal ended
     except KeyboardInterrupt:

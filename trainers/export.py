@@ -67,7 +67,7 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Format, dict[
     if args.no_check and "check" not in format.takes:
         parser.error(f"--no-check: expected a format that has a check, got {args.format}")
     fixed = chosen(vars(args), ("n_best", "max_beam_size", "max_length", "completions"))
-    needs = {"ensemble": len(args.run or ()) > 1, "facts": args.languages or args.license, "scores": args.dev}
+    needs = {"ensemble": len(args.run or ()) > 1, "metadata": args.languages or args.license, "scores": args.dev}
     needs |= dict.fromkeys(fixed, True)
     if problem := format.problem(args.dtype, needs):
         parser.error(problem)
@@ -98,13 +98,15 @@ def main(argv: list[str] | None = None) -> None:
     float32 = load(args, settings)
     model = (float32.translator if parses else float32).model
     print(f"{model.count_params():,} parameters", flush=True)
-    facts = metadata_of(args, format, settings, float32, dev, model.count_params()) if "facts" in format.takes else {}
+    metadata = (
+        metadata_of(args, format, settings, float32, dev, model.count_params()) if "metadata" in format.takes else {}
+    )
     print("writing ...", flush=True)
     began = time.monotonic()
 
     def save(path: Path) -> None:
         dtype = None if args.dtype == "float32" else args.dtype  # `None` is the model's dtype
-        format.save(float32, path, dtype, checked=not args.no_check, **fixed, **facts)
+        format.save(float32, path, dtype, checked=not args.no_check, **fixed, **metadata)
 
     path = publish(save, folder, args.version)
     size, weights = size_of(path), size_of(path / "variables")
@@ -149,19 +151,19 @@ def metadata_of(
     from .publishing import DEV, language_facts, measured, scores_of
 
     run = Run(args.run[0]) if args.run else None
-    facts: dict[str, Any] = {"step": read_json(run.checkpoints()[-1] / "state.json")["step"]} if run else {}
+    metadata: dict[str, Any] = {"step": read_json(run.checkpoints()[-1] / "state.json")["step"]} if run else {}
     if dev:
         scored = float32.astype(args.dtype)
         by_dtype = {"float32": float32, args.dtype: scored.astype(format.scored_in) if format.scored_in else scored}
         name = ", ".join(Path(file).name for file in args.dev) if args.dev else DEV
-        facts |= scores_of(settings["kind"], dev, by_dtype, name)
+        metadata |= scores_of(settings["kind"], dev, by_dtype, name)
     elif run:
-        scores = measured(run, facts["step"], parameters)
-        facts |= scores if args.dtype == "float32" else {}
+        scores = measured(run, metadata["step"], parameters)
+        metadata |= scores if args.dtype == "float32" else {}
     if settings["kind"] != "parsing":
         languages = dict(zip(LANGUAGES, args.languages or (), strict=False))
-        facts |= languages or language_facts(float32, languages_of(settings["corpus"].get("train")))
-    return facts | ({"license": args.license} if args.license else {})
+        metadata |= languages or language_facts(float32, languages_of(settings["corpus"].get("train")))
+    return metadata | ({"license": args.license} if args.license else {})
 
 
 if __name__ == "__main__":

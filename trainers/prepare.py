@@ -62,9 +62,9 @@ def main(argv: list[str] | None = None) -> None:
     tokenizer = load_tokenizer(args.tokenizer_file) if args.tokenizer_file else None
     if args.start:
         tokenizer = tt.Translator.from_pretrained(args.start).tokenizer
-        if tokenizer.controls:
+        if tokenizer.control_tokens:
             raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
-        tokenizer.spoken()  # raises an error if a multilingual model has no languages
+        tokenizer.current_languages()  # raises an error if a multilingual model has no languages
     with work.locked():
         prepare(args, work, beams, tokenizer)
 
@@ -87,8 +87,8 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str], tokenizer: An
         size = args.vocab_size or 37_000
         print(f"{count:,} pairs; learning a vocabulary of {size:,}", flush=True)
         texts = work.source.sample(parts, args.sample // 2)
-        tokenizer = tt.Tokenizer.learn_from(
-            texts, size, args.tokenizer or "bpe", args.sample, symbols=work.source.symbols
+        tokenizer = tt.Tokenizer.train_from_iterator(
+            texts, size, args.tokenizer or "bpe", args.sample, user_defined_symbols=work.source.symbols
         )
     began = time.monotonic()
 

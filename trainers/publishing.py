@@ -71,7 +71,7 @@ def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
     if recipe.epochs:
         raise BadInput("--dry-run: expected --steps, got --epochs, which depend on the text")
     steps = recipe.steps or PAPER_STEPS
-    training = costs.Training(steps, recipe.batch_tokens, bool(recipe.mixed_precision), recipe.parts)
+    training = costs.Training(steps, recipe.batch_tokens, bool(recipe.mixed_precision), recipe.num_microbatches)
     sizes = (f"{name}={value}" for name, value in config.to_dict().items() if value is not None)
     print(f"model: {', '.join(sizes)}")
     every, last = recipe.interval(steps), recipe.averaged
@@ -121,13 +121,13 @@ def score_and_publish(trainer: Trainer, translator: Translator, root: Path | Non
     text = TEST if corpus.test != corpus.dev else DEV
     for name, score in scores.items():
         print(f"{name} {score.value:.2f}  {score.signature}, of {text}")
-    bleu = facts_of("BLEU", scores["BLEU"], text)
+    bleu = metadata_of("BLEU", scores["BLEU"], text)
     metrics = {f"test_{fact}": value for fact, value in bleu.items()} | {"test_chrf": round(scores["chrF"].value, 2)}
     if root is None:
         record(trainer.run, metrics, costs.parameters(trainer.config))
         return None
-    facts = bleu | language_facts(translator, corpus.languages)
-    export = translator.export(max_beam_size=max(16, translator.beam_size), **facts)
+    metadata = bleu | language_facts(translator, corpus.languages)
+    export = translator.export(max_beam_size=max(16, translator.beam_size), **metadata)
     return publish(trainer.run, export, root, metrics, (corpus.test or corpus.dev)[0][:3])
 
 
@@ -158,7 +158,7 @@ def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examp
     print("writing the SavedModel ...", flush=True)
     export.describe(step=read_json(run.checkpoints()[-1] / "state.json")["step"])
     saved = versions.publish(lambda path: savedmodel.save_export(export, path, checked=True), root)
-    record(run, metrics, export.facts["parameters"])
+    record(run, metrics, export.metadata["parameters"])
     print(f"saved {saved}; a fresh process loads it and answers:", flush=True)
     for source, output in zip(examples, answers(saved, examples), strict=True):
         print(f"  {source}\n    -> {output}")
@@ -186,8 +186,8 @@ def say_dtypes(path: Path, size: int, parameters: int) -> None:
 def record(run: Run, metrics: dict[str, Any], parameters: Any) -> None:
     """Writes metrics.json: measured scores, and the cost of the training."""
     state = read_json(run.checkpoints()[-1] / "state.json")
-    facts = {"steps": state["step"], "target_tokens": state["target_tokens"], "seconds": round(state["seconds"], 1)}
-    write_json(run.path / "metrics.json", metrics | facts | {"parameters": parameters})
+    metadata = {"steps": state["step"], "target_tokens": state["target_tokens"], "seconds": round(state["seconds"], 1)}
+    write_json(run.path / "metrics.json", metrics | metadata | {"parameters": parameters})
 
 
 def answers(saved: Path, texts: list[str]) -> list[str]:
@@ -222,21 +222,21 @@ def scores_of(kind: str, dev: Texts, learned: dict[str, Any], name: str) -> dict
         kind: Task, "translation" or "parsing".
         dev: Sources and references.
         learned: Models by dtype.
-        name: Name of the dev set, for the facts.
+        name: Name of the dev set, for the metadata.
 
     Returns:
-        The last dtype's score, as facts of an export.
+        The last dtype's score, as metadata of an export.
     """
-    metric, facts = task_of(kind).metric, dict[str, Any]()
+    metric, metadata = task_of(kind).metric, dict[str, Any]()
     for dtype, translator in learned.items():
         score = task_of(kind).scores(translator(dev[0]), dev[1])[metric]
         print(f"{metric} {score.value:.2f} in {dtype}  {score.signature}, of {name}", flush=True)
-        facts = facts_of(metric, score, name)
-    return facts
+        metadata = metadata_of(metric, score, name)
+    return metadata
 
 
-def facts_of(metric: str, score: Any, text: str) -> dict[str, Any]:
-    """Returns a score as facts for an export and metrics.json, with the name of the text it was measured on."""
+def metadata_of(metric: str, score: Any, text: str) -> dict[str, Any]:
+    """Returns a score as metadata for an export and metrics.json, with the name of the text it was measured on."""
     name = metric.lower()
     return {name: round(score.value, 2), f"{name}_signature": score.signature, f"{name}_text": text}
 

@@ -63,7 +63,7 @@ def pair_of(model: Engine, options: Mapping[str, Any]) -> list[str]:
     Raises:
         BadInput: If neither has them.
     """
-    pair = [str(options.get(name) or model.facts.get(name) or "") for name in LANGUAGES]
+    pair = [str(options.get(name) or model.metadata.get(name) or "") for name in LANGUAGES]
     if not all(pair):
         known = " and ".join(filter(None, pair)) or "none"
         raise BadInput(f"expected --source-language and --target-language, which this model does not say; got {known}")
@@ -159,8 +159,8 @@ def app(model: Engine, options: Mapping[str, Any] | None = None) -> "Flask":
         """Returns further translations of a text that is one sentence, otherwise none."""
         if len(Marked(text).sentences(sentences_in(options.get("source_language", sources[0])))) != 1:
             return []
-        beams, most = options.get("beam_size", model.options.get("beam_size", 1)), model.highest
-        if "beam_size" in model.changeable:
+        beams, most = options.get("beam_size", model.options.get("beam_size", 1)), model.max_values
+        if "beam_size" in model.call_options:
             beams = min(max(beams, count + 1), most.get("beam_size", MOST_ALTERNATIVES))
             options = {**options, "beam_size": int(beams)}
         (best,) = model.n_best([text], int(min(count + 1, beams, most.get("n_best", beams))), **options)

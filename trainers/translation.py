@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
     start = tt.Translator.from_pretrained(args.start) if args.start else None
-    if start and start.tokenizer.controls:
+    if start and start.tokenizer.control_tokens:
         raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
     records = Records(args.prepared) if args.prepared else None
     choices = vars(args) | {"start": start}

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.inference.engine import UNUSED, Answer, Reply
+from tf_transformer.inference.engine import UNUSED, Hypothesis, TranslationResult
 from tf_transformer.inference.loading import load
 from tf_transformer.tokenizers.languages import LANGUAGES
 
@@ -56,13 +56,13 @@ class EngineExport:
     def __init__(self, folder: Path) -> None:
         self.engine = load(folder)
         self.alone = threading.Lock()
-        self._facts = {**self.engine.facts, "name": folder.parent.name, "version": folder.name}
+        self._metadata = {**self.engine.metadata, "name": folder.parent.name, "version": folder.name}
         languages = LANGUAGES if self.engine.languages else ()
         if languages:
-            self._facts["languages"] = ", ".join(self.engine.languages)
+            self._metadata["languages"] = ", ".join(self.engine.languages)
         self._beams = self.engine.options["beam_size"]
         options = {
-            name: NUMBER if SEARCH_OPTIONS[name].dtype == "float32" else COUNT for name in self.engine.changeable
+            name: NUMBER if SEARCH_OPTIONS[name].dtype == "float32" else COUNT for name in self.engine.call_options
         }
         best = {"translations": TEXT, "scores": NUMBER, "log_probs": NUMBER, "finished": FLAG, "lengths": COUNT}
         best = {name: tf.TensorSpec([None, self._beams], spec.dtype) for name, spec in best.items()}
@@ -78,7 +78,7 @@ class EngineExport:
         for name in options:
             defaults[name].CopyFrom(tf.make_tensor_proto([self.engine.options[name]], options[name].dtype))
         for name in languages:
-            defaults[name].CopyFrom(tf.make_tensor_proto([self._facts[name]]))
+            defaults[name].CopyFrom(tf.make_tensor_proto([self._metadata[name]]))
 
     def __call__(self, name: str, inputs: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
         """Runs a signature.
@@ -108,21 +108,21 @@ class EngineExport:
 
     def _translate(self, text: bytes, **options: Any) -> dict[str, Any]:
         reply = self._reply(text, self._beams, **options)
-        rows = [(one.text.encode(), *one[1:]) for one in reply.answers]
+        rows = [(one.text.encode(), *one[1:]) for one in reply.hypotheses]
         rows += [(b"", UNUSED, UNUSED, False, 0)] * (self._beams - len(rows))
         names = ("translations", "scores", "log_probs", "finished", "lengths")
         best = dict(zip(names, zip(*rows, strict=True), strict=True))
         return {**best, "source_length": reply.length, "truncated": reply.truncated}
 
-    def _reply(self, text: bytes, n: int | None = None, **options: Any) -> Reply:
+    def _reply(self, text: bytes, n: int | None = None, **options: Any) -> TranslationResult:
         # As in a SavedModel, options out of range are clipped, NaN means the default, and an unknown language reads
         # nothing.
         languages = {name: options.pop(name).decode("utf-8", "replace") for name in LANGUAGES if name in options}
         if not set(languages.values()) <= set(self.engine.languages):
-            return Reply(text, (Answer("", 0.0, 0.0, False, 0),), 0, True)
+            return TranslationResult(text, (Hypothesis("", 0.0, 0.0, False, 0),), 0, True)
         with self.alone:
             (reply,) = self.engine.replies([text], n, **self.engine.clipped(options), **languages)
         return reply
 
     def _info(self, key: bytes) -> dict[str, Any]:
-        return {"value": str(self._facts.get(key.decode("utf-8", "replace"), "")).encode()}
+        return {"value": str(self._metadata.get(key.decode("utf-8", "replace"), "")).encode()}

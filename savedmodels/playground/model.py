@@ -150,7 +150,7 @@ class ServedModel:
             TypeError: If an option does not exist.
         """
         engine = self._export.engine
-        language = options.get("source_language", engine.facts.get("source_language", ""))
+        language = options.get("source_language", engine.metadata.get("source_language", ""))
         marked = Marked(text).with_placeholders()
         spans = marked.sentences(sentences_in(str(language)))
         sources = [text[start:end] for start, end in spans]

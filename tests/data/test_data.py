@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tf_transformer as tt
 from tf_transformer.data import toy_corpus
-from tf_transformer.data.batches import Batches, Block, Ids, Order, bucket_bounds, facts_of, tokenized
+from tf_transformer.data.batches import Batches, Block, Ids, Order, bucket_bounds, metadata_of, tokenized
 from tf_transformer.data.corpus import Batching
 from tf_transformer.data.datasets import fed, text_pairs, token_batches
 from tf_transformer.data.pairs import MAX_LENGTH, encoder_of, rows_of
@@ -27,7 +27,7 @@ def corpus(tmp_path_factory):
     files = [folder / name for name in ("train.en", "train.de")]
     for side, file in enumerate(files):
         file.write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
-    return files, pairs, tt.Tokenizer.learn(files, 400)
+    return files, pairs, tt.Tokenizer.train(files, 400)
 
 
 def rows(batches):
@@ -124,14 +124,14 @@ def test_batches_of_fixed_shapes_are_the_same_with_more_padding(corpus):
 def test_stored_ids_are_the_same_unless_they_are_damaged(corpus, tmp_path):
     _, pairs, tokenizer = corpus
     ids = ids_of(pairs, tokenizer)
-    facts = ids.save(tmp_path / "ids", {"of": "a"})
-    stored = Ids.load(tmp_path / "ids", facts["skipped"])
+    metadata = ids.save(tmp_path / "ids", {"of": "a"})
+    stored = Ids.load(tmp_path / "ids", metadata["skipped"])
     indices = np.arange(60) * 11
     assert all(map(np.array_equal, ids.batch(indices), stored.batch(indices)))
     assert len(stored) == len(ids) and stored.skipped == ids.skipped
-    assert facts_of(tmp_path / "ids") == facts and facts["of"] == "a"
+    assert metadata_of(tmp_path / "ids") == metadata and metadata["of"] == "a"
     (tmp_path / "ids/target.npy").write_bytes(b"cut")
-    assert facts_of(tmp_path / "ids") is None and facts_of(tmp_path / "none") is None
+    assert metadata_of(tmp_path / "ids") is None and metadata_of(tmp_path / "none") is None
 
 
 def test_blocks_are_one_corpus_in_parts(corpus):

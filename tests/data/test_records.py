@@ -28,13 +28,13 @@ def corpus():
     pairs = toy_corpus.corpus(train=PAIRS, dev=0, test=0)["train"]
     pairs[13] = ("", "leer")
     pairs[17] = ("long " * 300, "lang")
-    return pairs, tt.Tokenizer.learn_from([text for pair in pairs for text in pair], 400)
+    return pairs, tt.Tokenizer.train_from_iterator([text for pair in pairs for text in pair], 400)
 
 
 @pytest.fixture(scope="module")
 def other(corpus):
     """Another tokenizer of the same pairs."""
-    return tt.Tokenizer.learn_from([text for pair in corpus[0] for text in pair], 390)
+    return tt.Tokenizer.train_from_iterator([text for pair in corpus[0] for text in pair], 390)
 
 
 @pytest.fixture(autouse=True)
@@ -175,15 +175,15 @@ def test_only_a_damaged_shard_is_made_again(corpus, written, tmp_path):
 def test_another_worker_may_write_the_same_shard(written):
     files = [written.folder.parent / f"text.{side}" for side in ("en", "de")]
     other = tt.Preparation(tt.sources.TextSource(*files, True), written.folder)
-    part, facts = other.source.parts(50, written.folder)[3], written.shards[3]
+    part, metadata = other.source.parts(50, written.folder)[3], written.shards[3]
 
     class Slow(tt.sources.TextSource):
         def read(self, part):
             yield from super().read(part)
             other.write(part)
 
-    shutil.rmtree(written.folder / facts["shard"])
-    assert tt.Preparation(Slow(*files, True), written.folder).write(part) == facts
+    shutil.rmtree(written.folder / metadata["shard"])
+    assert tt.Preparation(Slow(*files, True), written.folder).write(part) == metadata
     assert records.Records(written.folder).shards == written.shards
 
 
@@ -339,7 +339,7 @@ def test_records_of_a_pretrained_tokenizer(family, tmp_path):
         with pytest.raises(tt.BadInput, match="^target_language: expected one of 100 languages, .*; got none$"):
             write(([("a", "b")], tokenizer), tmp_path)
         assert not (tmp_path / "records").exists()
-        tokenizer = tokenizer.for_languages("en", "de")
+        tokenizer = tokenizer.with_languages("en", "de")
     texts = [f"He is tired of {'the ' * i}song." for i in range(53)]
     assert len(write((list(zip(texts, texts, strict=True)), tokenizer), tmp_path)) == 2
     found = records.Records(tmp_path / "records")

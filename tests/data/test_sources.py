@@ -54,7 +54,7 @@ def text(tmp_path_factory):
         (folder / f"text.{language}").write_text(lines)
         (folder / f"text.{language}.gz").write_bytes(gzip.compress(lines.encode()))
     (folder / "text.json").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    tokenizer = tt.Tokenizer.learn_from([text for pair in pairs for text in pair], 400)
+    tokenizer = tt.Tokenizer.train_from_iterator([text for pair in pairs for text in pair], 400)
     return folder, pairs, tokenizer
 
 
@@ -174,7 +174,7 @@ def test_what_is_not_a_pair_is_named(bad, text, tmp_path):
     for name, source in (("custom", Custom()), ("joined", JoinedSource([Custom()]))):
         work = tt.Preparation(source, tmp_path / name)
         for read in (
-            lambda source=source: tt.Corpus(source, dev).learn_tokenizer(300, "bpe"),
+            lambda source=source: tt.Corpus(source, dev).train_tokenizer(300, "bpe"),
             lambda source=source: tt.Corpus(source, dev).batches(Batching(tokenizer, 512, 3)),
             lambda work=work: work.run(work.source.parts(3, work.folder), tokenizer),
             lambda source=source: list(source.sample(source.parts(3, tmp_path), 99)),
@@ -208,7 +208,7 @@ def test_tags_that_a_tokenizer_lacks_are_rejected(model, text, tmp_path):
 
 def test_tags_that_are_tokens_are_accepted():
     pair = MemorySource(["a dog"], ["b"])
-    tokenizer = tt.Tokenizer.learn_from(["de a dog"] * 9, 272, symbols=["<2de>", "<2fr>"])
+    tokenizer = tt.Tokenizer.train_from_iterator(["de a dog"] * 9, 272, user_defined_symbols=["<2de>", "<2fr>"])
     for tags in (["<2de>", "<2fr>"], ["de"]):
         source = TaggedSource(dict.fromkeys(tags, pair))
         (ids,), _ = source.encoder(tokenizer)([b"de a"], [b"b"])
@@ -220,7 +220,7 @@ def test_a_corpus_and_records_of_tagged_sources(tmp_path):
     german, english = MemorySource(*sides), MemorySource(*sides[::-1])
     source = TaggedSource({"<2de>": german, "<2en>": english})
     corpus = tt.Corpus(source, source.texts())
-    batching = Batching(corpus.learn_tokenizer(280, "bpe"), 512, 3, folder=tmp_path / "ids")
+    batching = Batching(corpus.train_tokenizer(280, "bpe"), 512, 3, folder=tmp_path / "ids")
     ids = corpus.ids(batching)
     texts = batching.tokenizer.decode(ids.batch(np.arange(len(ids))).source.tolist())
     assert texts == ["<2de> A dog", "<2de> Hallo", "<2en> Ein Hund", "<2en> Hallo"]
@@ -317,7 +317,7 @@ def test_a_dev_set_is_lists_of_texts():
 @pytest.mark.parametrize("name", ["nowhere", "."])
 def test_a_missing_text_file(name, tmp_path):
     source = TextSource(tmp_path / name, tmp_path / name)
-    for read in (source.describe, source.check, source.texts, lambda: source.learn_tokenizer(300, "bpe")):
+    for read in (source.describe, source.check, source.texts, lambda: source.train_tokenizer(300, "bpe")):
         with pytest.raises(FileNotFoundError, match=f"^expected a text file, found none at {tmp_path / name}$"):
             read()
 

@@ -93,7 +93,7 @@ def test_lower_cased():
     ],
 )
 def test_scripts_without_spaces_are_tokenized_as_they_need(text, usual, others):
-    assert set(bleu.flavours([text])) == {"chrF", *(f"BLEU {name}" for name in {usual} | others)}
+    assert set(bleu.metrics([text])) == {"chrF", *(f"BLEU {name}" for name in {usual} | others)}
     assert f"tok:{usual}|" in bleu.bleu([text], [text]).signature
 
 
@@ -133,7 +133,7 @@ def test_text_of_another_count_or_kind_is_refused():
 
 
 def test_japanese_is_told_from_chinese():
-    assert set(bleu.flavours(["彼は寿司が好きだ。"])) - {"BLEU ja-mecab"} == {"BLEU char", "chrF"}
+    assert set(bleu.metrics(["彼は寿司が好きだ。"])) - {"BLEU ja-mecab"} == {"BLEU char", "chrF"}
 
 
 def test_every_flavour_is_what_it_is_alone():

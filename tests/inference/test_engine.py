@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from test_parsing import small_parser
 
 import tf_transformer as tt
-from tf_transformer.inference.engine import Answer, Engine, Reply, batches, in_batches
+from tf_transformer.inference.engine import Engine, Hypothesis, TranslationResult, batches, in_batches
 
 TEXTS = ["The red door.", "", "Two doors.", "   ", "word " * 41]
 
@@ -54,7 +54,7 @@ def test_they_give_the_same_answers(engines):
         assert isinstance(engine, Engine)
         assert answers(engine) == expected
         close(lists(engine), expected_lists)
-        assert engine.n_best([""]) == [[Answer("", 0.0, 0.0, False, 0)]]
+        assert engine.n_best([""]) == [[Hypothesis("", 0.0, 0.0, False, 0)]]
         assert engine([]) == [] == engine.n_best([], 3)
 
 
@@ -66,6 +66,7 @@ print([engine(texts) for engine in engines])
 """
 
 
+@pytest.mark.program
 @pytest.mark.filterwarnings("ignore:more tokens")
 def test_they_pickle_for_other_processes(translator, saved, lite, tmp_path, monkeypatch):
     """With the options of their calls. Files are opened again, in any working directory, and models are copied."""
@@ -108,7 +109,7 @@ def test_a_reply_says_what_was_read(engines):
         assert [reply.empty for reply in replies] == [False, True, False, True, False]
         (huge,) = engine.replies(["word " * 41_000])  # of which nobody counts the tokens to the end
         assert huge.truncated and 41 < huge.length < 41_000
-    assert Reply("a\nb", (Answer("c\r\nd", 0.0),), 2, False).line == "c d"
+    assert TranslationResult("a\nb", (Hypothesis("c\r\nd", 0.0),), 2, False).line == "c d"
 
 
 def test_warnings_are_at_the_callers_line(engines):
@@ -174,7 +175,7 @@ def test_replies_come_in_order_while_texts_are_read(engines):
         assert not read
         first = next(replies)
         assert len(read) == engine.batch_size < 23 or engine.batch_size > 23
-        close([first.answers, *(reply.answers for reply in replies)], [reply.answers for reply in expected])
+        close([first.hypotheses, *(reply.hypotheses for reply in replies)], [reply.hypotheses for reply in expected])
         with pytest.raises(tt.BadInput, match="length_penalty: expected 0 to"):
             engine.stream(texts, length_penalty=-1)  # now, and not at the first reply
         with pytest.raises(tt.BadInput, match="texts: expected strings, got int at place 1"):
@@ -197,16 +198,16 @@ def test_an_engine_says_what_it_is(engines):
 
 
 @pytest.mark.parametrize(
-    ("facts", "message"),
+    ("metadata", "message"),
     [
         ([], "expected"),
         ({"n_best": "many"}, "n_best: expected a whole number, got 'many'"),
         ({"max_beam_size": None}, "max_beam_size: expected a whole number, got None"),
     ],
 )
-def test_facts_that_a_stranger_wrote_are_one_line(facts, message, saved, tmp_path):
+def test_facts_that_a_stranger_wrote_are_one_line(metadata, message, saved, tmp_path):
     shutil.copytree(saved, tmp_path / "1")
-    (tmp_path / "1/assets.extra/tf_transformer.json").write_text(json.dumps(facts))
+    (tmp_path / "1/assets.extra/tf_transformer.json").write_text(json.dumps(metadata))
     with pytest.raises(tt.BadInput, match=message) as error:
         tt.load(tmp_path)
     assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)

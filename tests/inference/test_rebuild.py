@@ -33,22 +33,22 @@ def test_a_model_that_is_loaded_and_saved_again_keeps_its_limits(saved, tmp_path
     path = tmp_path / "models[1]" / "*" / "1"  # TensorFlow would take such names for patterns
     shutil.copytree(saved, path)
     limits = {"n_best": 2, "max_length": 37, "max_beam_size": 5}
-    facts = {"source_language": "en", "target_language": "de", "step": 29, "license": "none"}
+    metadata = {"source_language": "en", "target_language": "de", "step": 29, "license": "none"}
     file = path / "assets.extra/tf_transformer.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | limits | facts | {"bleu": 31.7}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | limits | metadata | {"bleu": 31.7}))
 
     def said(translator, **options):
-        result = translator.export(**options).facts
+        result = translator.export(**options).metadata
         assert "bleu" not in result  # it was measured in another dtype, perhaps
-        return {name: result[name] for name in (*limits, *facts)}
+        return {name: result[name] for name in (*limits, *metadata)}
 
-    assert said(tt.Translator.from_pretrained(path)) == limits | facts
+    assert said(tt.Translator.from_pretrained(path)) == limits | metadata
     assert said(tt.Translator.from_pretrained(path).astype("bfloat16"), max_length=41, step=31) == (
-        limits | facts | {"max_length": 41, "step": 31}
+        limits | metadata | {"max_length": 41, "step": 31}
     )
     own = {"n_best": 3, "license": "MIT"}
     other = tt.Translator.from_pretrained(path, beam_size=7, export_options=own)
-    assert said(other) == limits | facts | {"max_beam_size": 7, "n_best": 3, "license": "MIT"}
+    assert said(other) == limits | metadata | {"max_beam_size": 7, "n_best": 3, "license": "MIT"}
     monkeypatch.setattr(
         "tf_transformer.extensions.interop.formats.litert.LiteRTFolder._converted", lambda *_: b"a file"
     )
@@ -62,8 +62,8 @@ def test_a_model_that_is_loaded_and_saved_again_keeps_its_limits(saved, tmp_path
 
 def test_an_exact_search_comes_back_from_strict_json(translator, tmp_path):
     save_export(Root(translator.model, translator.tokenizer, (), {}, patience=math.inf), tmp_path / "1")
-    facts = (tmp_path / "1/assets.extra/tf_transformer.json").read_text()
-    assert json.loads(facts, parse_constant=lambda name: 1 / 0)["patience"] == "inf"
+    metadata = (tmp_path / "1/assets.extra/tf_transformer.json").read_text()
+    assert json.loads(metadata, parse_constant=lambda name: 1 / 0)["patience"] == "inf"
     assert tt.Translator.from_pretrained(tmp_path / "1").patience == math.inf
 
 
@@ -83,20 +83,20 @@ def test_savedmodels_that_cannot_be_read(saved, tmp_path):
         with pytest.raises(tt.BadInput, match=message):
             tt.Translator.from_pretrained(tmp_path / "1")
 
-    def facts(**changes):
+    def metadata(**changes):
         described = json.loads((saved / "assets.extra/tf_transformer.json").read_text()) | changes
         (tmp_path / "1/assets.extra/tf_transformer.json").write_text(json.dumps(described))
 
     refuses("found nothing at")
     shutil.copytree(saved, tmp_path / "1")
     config = json.loads((saved / "assets.extra/tf_transformer.json").read_text())["config"]
-    facts(config=config | {"d_ff": 29})
+    metadata(config=config | {"d_ff": 29})
     refuses("expected an export that this version can read, got something else: .*29")
-    facts(config=config | {"colour": "red"})
+    metadata(config=config | {"colour": "red"})
     refuses("expected the fields of a model's configuration, got also colour")
-    facts(tokenizer="0" * 64)
+    metadata(tokenizer="0" * 64)
     refuses("expected a whole SavedModel of this package, got something else")
-    facts()
+    metadata()
     (tmp_path / "1/assets.extra/tokenizer.model").write_bytes(b"PK")
     refuses("expected a whole SavedModel of this package, got something else")
     (tmp_path / "1/assets.extra/tokenizer.model").unlink()
@@ -172,7 +172,7 @@ def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
     for result, expected in zip(read.model.get_weights(), ensemble.get_weights(), strict=True):
         np.testing.assert_array_equal(result, expected)
     texts = [text for pair in tt.toy_corpus.corpus(train=400, dev=0, test=0)["train"] for text in pair]
-    tt.Tokenizer.learn_from(texts, 350).save(runs[1].path / "tokenizer.model")
+    tt.Tokenizer.train_from_iterator(texts, 350).save(runs[1].path / "tokenizer.model")
     with pytest.raises(tt.BadInput, match=r"expected runs with one tokenizer, got .*one .*two with several"):
         tt.Translator.from_pretrained([run.path for run in runs])
     with pytest.raises(tt.BadInput, match="^family: expected one model with it, got an ensemble of 2 runs$"):

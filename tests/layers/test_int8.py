@@ -107,8 +107,8 @@ def test_a_translator_in_8_bits(translator, tmp_path):
     with pytest.raises(tt.BadInput, match="expected a model in another dtype than int8 to convert to float32"):
         eight.astype("float32")
     eight.save(tmp_path / "1", source_language="en")
-    facts = json.loads((tmp_path / "1/assets.extra/tf_transformer.json").read_text())
-    assert (facts["dtype"], facts["parameters"]) == ("int8", translator.model.count_params())
+    metadata = json.loads((tmp_path / "1/assets.extra/tf_transformer.json").read_text())
+    assert (metadata["dtype"], metadata["parameters"]) == ("int8", translator.model.count_params())
     again = tt.Translator.from_pretrained(tmp_path / "1")
     for found, expected in zip(again.model.weights, eight.model.weights, strict=True):
         assert found.dtype == expected.dtype

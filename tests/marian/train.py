@@ -36,7 +36,7 @@ def training_pairs() -> list[tuple[str, str]]:
     return pairs + of_code
 
 
-def learn_tokenizer(folder: Path, pairs) -> MarianTokenizer:
+def train_tokenizer(folder: Path, pairs) -> MarianTokenizer:
     """source.spm, target.spm and vocab.json: end, unknown, the pieces of both, padding."""
     vocabulary = ["</s>", "<unk>", *CODES]
     for name, sentences in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
@@ -109,7 +109,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     pairs = training_pairs()
-    tokenizer = learn_tokenizer(folder, pairs)
+    tokenizer = train_tokenizer(folder, pairs)
     pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
     config = MarianConfig(
         vocab_size=len(tokenizer.encoder),

@@ -58,8 +58,8 @@ def endless(data):
     [
         pytest.param("tt", "float32", {"skip_not_finite": True}, marks=pytest.mark.slow),
         pytest.param("tt", "float32", {}, marks=pytest.mark.slow),
-        pytest.param("keras", "float32", {"parts": 2}, marks=pytest.mark.slow),
-        pytest.param("tt", "mixed_bfloat16", {"parts": 2, "skip_not_finite": True}, marks=pytest.mark.slow),
+        pytest.param("keras", "float32", {"num_microbatches": 2}, marks=pytest.mark.slow),
+        pytest.param("tt", "mixed_bfloat16", {"num_microbatches": 2, "skip_not_finite": True}, marks=pytest.mark.slow),
         pytest.param("keras", "mixed_float16", {"skip_not_finite": True}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -103,7 +103,7 @@ def test_float64_trains(dtype, kind, request):
     data, expected = list(batches(*[(4, 5, 7)] * 3)), float32_losses(kind)
     if dtype is None:
         request.getfixturevalue("float64")
-    model, losses = train(data, kind, dtype, jit_compile=False, parts=2, skip_not_finite=True)
+    model, losses = train(data, kind, dtype, jit_compile=False, num_microbatches=2, skip_not_finite=True)
     assert {str(variable.dtype) for variable in model.trainable_variables} == {"float64"}
     assert losses == pytest.approx(expected, rel=1e-4)
 

@@ -260,8 +260,8 @@ def test_options_of_the_export(translator):
     ):
         with pytest.raises(tt.BadInput, match=f"^{message}$"):
             Export(model, **wrong)
-    facts = Export(wide, max_beam_size=23, max_length=513).facts
-    assert (facts["beam_size"], facts["max_beam_size"], facts["max_length"]) == (17, 23, 513)
+    metadata = Export(wide, max_beam_size=23, max_length=513).metadata
+    assert (metadata["beam_size"], metadata["max_beam_size"], metadata["max_length"]) == (17, 23, 513)
 
 
 @pytest.mark.parametrize(

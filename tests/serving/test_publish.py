@@ -217,5 +217,5 @@ def test_two_that_publish_at_once(light, tmp_path, monkeypatch):
         sorted(path.name for path in paths) == sorted(path.name for path in (tmp_path / "name").iterdir()) == ["1", "2"]
     )
     for path, export in zip(paths, exports, strict=True):
-        assert says(path) == (path.name, path.name) and export.facts["version"] == path.name
+        assert says(path) == (path.name, path.name) and export.metadata["version"] == path.name
     assert next(calls) == 3  # the one that came too late wrote twice

@@ -26,7 +26,7 @@ def test_save_writes_every_format(format, translator, tmp_path, monkeypatch, req
 
 def test_a_format_says_what_it_cannot_hold():
     ctranslate2, saved_model = format_of("ctranslate2"), format_of("savedmodel")
-    assert saved_model.problem("int8", {"parser": True, "facts": True, "n_best": 3}) == ""
+    assert saved_model.problem("int8", {"parser": True, "metadata": True, "n_best": 3}) == ""
     assert ctranslate2.problem("int16", {"parser": False, "n_best": None}) == ""
     wrong = ctranslate2.problem("int8", {"parser": True, "n_best": 3})
     assert wrong == "a folder for CTranslate2: expected none of parser, n_best, which it cannot hold"

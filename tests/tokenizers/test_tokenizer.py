@@ -34,7 +34,7 @@ CLEAN += ["  folded   white space  ", "<s> <0x41>", "ﬁ ligature, e\u0301 accen
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
 def pair(request):
     sentences = [text for pair in toy_corpus.corpus(train=1500, dev=0, test=0)["train"] for text in pair]
-    tokenizer = tt.Tokenizer.learn_from(sentences, 500, request.param)
+    tokenizer = tt.Tokenizer.train_from_iterator(sentences, 500, request.param)
     return tokenizer, sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
 
 
@@ -77,7 +77,7 @@ def test_invalid_bytes_and_controls_separate_words(pair):
     for texts in (["two\ud83ddoors"], ("two\udcffdoors",), np.array(["two\ude00doors"]), tf.constant(["two doors"])):
         assert tokenizer.tokenize(texts).to_list() == [expected]
     assert tokenizer.tokenize("two\ud83ddoors").numpy().tolist() == expected
-    with_halves, without = (tt.Tokenizer.learn_from([f"red{half}door"] * 9, 268) for half in ("\ud83d", " "))
+    with_halves, without = (tt.Tokenizer.train_from_iterator([f"red{half}door"] * 9, 268) for half in ("\ud83d", " "))
     assert with_halves.tokenize(["red door"]).to_list() == without.tokenize(["red door"]).to_list()
     assert tokenizer.tokenize(["", "  ", "\t\n", "\x00\x01", "\u3000"]).to_list() == [[], [], [], [], []]
     ids = tokenizer.tokenize(["a door"]).to_list()[0]
@@ -164,10 +164,10 @@ def test_a_vocabulary_may_keep_all(tmp_path, monkeypatch):
     symbols = "10\u00b2 m H\u2082O \u00bd \ufb01 \u2460 \u2103 \u2026"
     for text in (symbols, PERSIAN, "e\u0301 \u200e\uff5e", "\uff21\u3000\uff11"):
         assert own.detokenize(own.tokenize([f" {text}\t"])).numpy()[0].decode() == text
-    nfkc = tt.Tokenizer.learn(names["train"], 400, normalization="nfkc")
+    nfkc = tt.Tokenizer.train(names["train"], 400, normalization="nfkc")
     assert nfkc.detokenize(nfkc.tokenize([f"{PERSIAN} 10\u00b2"])).numpy()[0].decode() == f"{PERSIAN} 102"
     with pytest.raises(tt.BadInput, match="normalization: expected one of nmt_nfkc, nfkc, identity; got 'nfc'"):
-        tt.Tokenizer.learn(names["train"], 400, normalization="nfc")
+        tt.Tokenizer.train(names["train"], 400, normalization="nfc")
 
 
 def test_the_same_inside_a_graph_and_from_disk(pair, tmp_path):
@@ -185,7 +185,7 @@ def test_learns_from_plain_and_gz_alike(tmp_path):
     text = "\n".join(english for english, _ in toy_corpus.corpus(train=500, dev=0, test=0)["train"]).encode()
     (tmp_path / "plain").write_bytes(text)
     (tmp_path / "packed.gz").write_bytes(gzip.compress(text))
-    plain, packed = (tt.Tokenizer.learn([tmp_path / name], 400) for name in ("plain", "packed.gz"))
+    plain, packed = (tt.Tokenizer.train([tmp_path / name], 400) for name in ("plain", "packed.gz"))
     assert plain.model == packed.model
 
 
@@ -204,7 +204,7 @@ MUCH = ["a little text", "and some more"] * 20
 )
 def test_what_cannot_be_learned(sentences, vocab_size, kind, message):
     with pytest.raises(tt.BadInput, match=message):
-        tt.Tokenizer.learn_from(sentences, vocab_size, kind)
+        tt.Tokenizer.train_from_iterator(sentences, vocab_size, kind)
 
 
 def test_files_that_are_not_a_tokenizer(tmp_path):
@@ -218,14 +218,14 @@ def test_files_that_are_not_a_tokenizer(tmp_path):
 def test_controls_have_the_first_ids_and_no_text_makes_them():
     symbols = ["(NP", ")NP", ",", "door"]
     lines = ["The door , (NP opens )NP .", "door (NP , door"] * 5
-    tokenizer = tt.Tokenizer.learn_from(lines, 310, controls=symbols)
-    assert tokenizer.controls == symbols
+    tokenizer = tt.Tokenizer.train_from_iterator(lines, 310, control_tokens=symbols)
+    assert tokenizer.control_tokens == symbols
     assert tokenizer.ids(tf.ragged.constant([[" (NP", " door"]])).to_list() == [[4, 7]]
     assert tokenizer.tokenize(lines).flat_values.numpy().min() >= 4 + len(symbols)
     assert tokenizer.detokenize(tokenizer.tokenize(lines[:1])).numpy() == [lines[0].encode()]
     with pytest.raises(tt.BadInput, match="expected at least 265"):
-        tt.Tokenizer.learn_from(lines, 264, controls=symbols)
-    assert tt.Tokenizer.learn_from(lines, 300).controls == []
+        tt.Tokenizer.train_from_iterator(lines, 264, control_tokens=symbols)
+    assert tt.Tokenizer.train_from_iterator(lines, 300).controls == []
 
 
 SYMBOLS = ["<2de>", "<2fr>", "a,b", '"', "\ufb01x"]
@@ -236,10 +236,12 @@ def test_symbols_are_one_piece_for_every_engine(kind, tmp_path):
     """In Python, in a SavedModel, for the client of LiteRT, and by the pieces that CTranslate2 has."""
     lines = [text for pair in toy_corpus.corpus(train=331, dev=0, test=0)["train"] for text in pair]
     lines = [f"{symbol} {line}" for line, symbol in zip(lines, itertools.cycle(SYMBOLS))]
-    tokenizer = tt.Tokenizer.learn_from(lines, 370, kind, symbols=iter(SYMBOLS), controls=["(NP"])
+    tokenizer = tt.Tokenizer.train_from_iterator(
+        lines, 370, kind, user_defined_symbols=iter(SYMBOLS), control_tokens=["(NP"]
+    )
     oracle = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
     ids = range(5, 5 + len(SYMBOLS))
-    assert (tokenizer.controls, tokenizer.ids(SYMBOLS).numpy().tolist()) == (["(NP"], [*ids])
+    assert (tokenizer.control_tokens, tokenizer.ids(SYMBOLS).numpy().tolist()) == (["(NP"], [*ids])
     assert tokenizer.first_piece == 5 + len(SYMBOLS) + 256
 
     forms = ["{} The door.", "{}The door.", "The{}door {}", "{}", "  {}{} \ufb02", "{} \u6771"]
@@ -286,7 +288,7 @@ def test_symbols_are_one_piece_for_every_engine(kind, tmp_path):
 )
 def test_what_cannot_be_a_symbol(symbols, message):
     with pytest.raises(tt.BadInput, match=f"^{message}$"):
-        tt.Tokenizer.learn_from(["The door"] * 9, 310, symbols=symbols)
+        tt.Tokenizer.train_from_iterator(["The door"] * 9, 310, user_defined_symbols=symbols)
 
 
 def test_without_tensorflow_text_one_line_says_so(pair, tmp_path, monkeypatch):

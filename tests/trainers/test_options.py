@@ -12,7 +12,7 @@ from programs import fails, options, run_python
 
 import tf_transformer as tt
 from tf_transformer.data.corpus import languages_of
-from tf_transformer.inference.engine import Answer, Engine, Reply
+from tf_transformer.inference.engine import Engine, Hypothesis, TranslationResult
 from tf_transformer.serving import versions
 from tf_transformer.utils.terminal import Progress
 from trainers import attention, evaluate, export, prepare, translate, translation
@@ -93,9 +93,21 @@ def test_options_arrive_at_the_trainer(text, tmp_path, monkeypatch):
         raise Asked(self)
 
     monkeypatch.setattr(tt.Trainer, "fit", ask)
-    given = {"batch_tokens": 1_000, "warmup_steps": 7, "factor": 0.5, "cooldown_steps": 3, "eval_every": 11}
-    given |= {"average_last": 2, "tokenizer": "unigram", "mixed_precision": "float16", "parts": 2, "clip_norm": 0.5}
-    given |= {"on_nan": "skip", "jit_compile": "off", "seed": 5, "learning_rate": 0.01, "stop_after": 3}
+    given = {
+        "batch_tokens": 1_000,
+        "warmup_steps": 7,
+        "learning_rate_factor": 0.5,
+        "cooldown_steps": 3,
+        "eval_every": 11,
+    }
+    given |= {
+        "average_last": 2,
+        "tokenizer": "unigram",
+        "mixed_precision": "float16",
+        "num_microbatches": 2,
+        "clip_norm": 0.5,
+    }
+    given |= {"on_nan": "skip", "jit_compile": "off", "seed": 5, "learning_rate": 0.01, "early_stopping_patience": 3}
     given |= {"ema_momentum": 0.9}
     more = {"dropout": 0.25, "vocab_size": 401}
     names = {name: name.replace("_", "-") for name in given | more} | {"tokenizer": "vocab-kind"}
@@ -109,7 +121,7 @@ def test_options_arrive_at_the_trainer(text, tmp_path, monkeypatch):
         assert set(given | {"steps": 1, "epochs": 1, "dev_sentences": 500}) == set(tt.Recipe().to_dict())
         assert (trainer.config.dropout, trainer.config.vocab_size, trainer.config.d_model) == (0.25, 401, 128)
     learned = tmp_path / "own.model"
-    tt.Tokenizer.learn_from([line for file in text.iterdir() for line in file.open()], 331).save(learned)
+    tt.Tokenizer.train_from_iterator([line for file in text.iterdir() for line in file.open()], 331).save(learned)
     with pytest.raises(Asked) as asked:  # a vocabulary that is there, and a dev text from the training text
         train = ["--train", text / "train.en", text / "train.de", "--dev", "0.03", "--tokenizer", learned]
         translation.main([*map(str, train), "--run", str(tmp_path / "run")])
@@ -259,10 +271,10 @@ def test_a_warning_is_one_line(monkeypatch):
 
 def test_progress_and_warnings_are_on_standard_error(capsys, monkeypatch):
     class Upper(Engine):
-        facts, batch_size, changeable = {}, 7, ()
+        metadata, batch_size, call_options = {}, 7, ()
 
         def _replies(self, texts, request):
-            return [Reply(text, (Answer(text.upper(), 0.0),), 2, text == "line 5") for text in texts]
+            return [TranslationResult(text, (Hypothesis(text.upper(), 0.0),), 2, text == "line 5") for text in texts]
 
     texts = [f"line {number}" for number in range(17)]
     monkeypatch.setattr(Progress, "LOGGED", 0.0)

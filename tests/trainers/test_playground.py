@@ -295,7 +295,7 @@ def browsed(request, translator, saved, tmp_path_factory):
     server = make_server("127.0.0.1", 0, rest.app(ServedModel(folder)), threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     made = chromium.Page(f"http://127.0.0.1:{server.port}/", tmp_path_factory.mktemp("chromium"))
-    made.until("document.readyState == 'complete' && by('facts').textContent")
+    made.until("document.readyState == 'complete' && by('metadata').textContent")
     yield made, translator, request.param
     made.close()
     server.shutdown()

@@ -52,7 +52,7 @@ def test_an_export_answers_as_the_savedmodel(small, served):
             np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-5, err_msg=name)
     keys = ["length_penalty", "beam_size", "name", "version", "parameters", "nothing"]
     info = ask({"signature_name": "model_info", "instances": keys})[1]["predictions"]
-    assert info == ["0.6", "3", "name", "3", str(tt.load(small).facts["parameters"]), ""]
+    assert info == ["0.6", "3", "name", "3", str(tt.load(small).metadata["parameters"]), ""]
 
 
 @pytest.mark.program

@@ -179,12 +179,17 @@ def publish_again(tmp_path, text, run, metrics, capsys):
     assert re.search(
         rf"published {re.escape(str(path))}: a SavedModel, bfloat16, [\d,]+ bytes, [\d,]+ of them weights", printed
     )
-    facts = json.loads((path / "assets.extra" / "tf_transformer.json").read_text())
-    assert facts["step"] == metrics["steps"]
-    assert (facts["source_language"], facts["target_language"]) == ("en", "de")
-    assert (facts["dtype"], facts["beam_size"], facts["n_best"], facts["max_length"]) == ("bfloat16", 2, 3, 31)
-    assert f"BLEU {facts['bleu']:.2f} in bfloat16  {facts['bleu_signature']}, of dev.en, dev.de" in printed
-    assert (facts["bleu_text"], metrics["test_bleu_text"]) == ("dev.en, dev.de", "the test set")
+    metadata = json.loads((path / "assets.extra" / "tf_transformer.json").read_text())
+    assert metadata["step"] == metrics["steps"]
+    assert (metadata["source_language"], metadata["target_language"]) == ("en", "de")
+    assert (metadata["dtype"], metadata["beam_size"], metadata["n_best"], metadata["max_length"]) == (
+        "bfloat16",
+        2,
+        3,
+        31,
+    )
+    assert f"BLEU {metadata['bleu']:.2f} in bfloat16  {metadata['bleu_signature']}, of dev.en, dev.de" in printed
+    assert (metadata["bleu_text"], metrics["test_bleu_text"]) == ("dev.en, dev.de", "the test set")
     stored = sum(file.stat().st_size for file in (path / "variables").iterdir())
     assert stored < 1.1 * 2 * metrics["parameters"] + 20_000
 
@@ -192,7 +197,7 @@ def publish_again(tmp_path, text, run, metrics, capsys):
     with mock.patch.object(publish, "save_export") as save, mock.patch.object(versions, "size_of", return_value=0):
         for runs, more in (([run], []), ([run, run], ["--no-check"])):
             export.main(["--run", *map(str, runs), "--name", "small", "--average-last", "2", *more])
-    (alone, together), printed = [call.args[0].facts for call in save.call_args_list], capsys.readouterr().out
+    (alone, together), printed = [call.args[0].metadata for call in save.call_args_list], capsys.readouterr().out
     assert [call.args[2] for call in save.call_args_list] == [True, False]
     assert (alone["bleu"], alone["parameters"]) == (metrics["test_bleu"], metrics["parameters"])
     assert alone["bleu_text"] == "the test set"

@@ -23,7 +23,7 @@ class Both(Words):
         spoken = "".join(f"{language}:" for language in request.languages.values())
         for reply in super()._replies(texts, request):
             texts = [f"{spoken}{reply.text}{'!' * k}" for k in range(request.n or 1)]
-            yield reply._replace(answers=tuple(reply.answers[0]._replace(text=text) for text in texts))
+            yield reply._replace(hypotheses=tuple(reply.hypotheses[0]._replace(text=text) for text in texts))
 
 
 def served(engine, **options):
@@ -37,7 +37,7 @@ def served(engine, **options):
 @pytest.fixture(scope="module")
 def one_pair():
     engine = Words(str.upper)
-    engine.facts = {"source_language": "en", "target_language": "de"}
+    engine.metadata = {"source_language": "en", "target_language": "de"}
     server, address = served(engine)
     yield address
     server.shutdown()

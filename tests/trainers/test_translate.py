@@ -32,7 +32,7 @@ def test_it_takes_what_python_takes(saved, source, tmp_path, capsys):
     for line, reply in zip(output.read_text().splitlines(), expected, strict=True):
         found = json.loads(line)
         assert (found["text"], found["truncated"], found["empty"]) == (reply.text, reply.truncated, reply.empty)
-        assert [one["text"] for one in found["n_best"]] == [answer.text for answer in reply.answers]
+        assert [one["text"] for one in found["n_best"]] == [answer.text for answer in reply.hypotheses]
         assert found["score"] == pytest.approx(reply.score, rel=1e-4)
     translate.main([str(saved), str(source), *argv, "--scores"])
     scores, texts = zip(*(line.split("\t") for line in capsys.readouterr().out.splitlines()), strict=True)

@@ -79,7 +79,7 @@ def test_a_log_file_gets_plain_lines(tmp_path, capsys, monkeypatch):
     """One every six seconds, and one an epoch; of ten steps of two seconds each, three lie between two lines."""
     now = iter(range(0, 10_000, 2))
     monkeypatch.setattr(callbacks.time, "monotonic", lambda: next(now))
-    watch = callbacks.PlainLines(seconds=6)
+    watch = callbacks.ProgressLogger(seconds=6)
     watch.set_params({"steps": 10})
     watch.on_epoch_begin(0)
     for batch in range(10):
@@ -101,7 +101,7 @@ def test_a_terminal_gets_keras_s_bar(stream, tmp_path, monkeypatch):
         stream = types.SimpleNamespace(isatty=lambda is_terminal=stream: is_terminal)
     monkeypatch.setattr("sys.stdout", stream)
     is_terminal = hasattr(stream, "isatty") and not hasattr(stream, "closed") and stream.isatty()
-    assert type(callbacks.progress(7)) is (callbacks.Bar if is_terminal else callbacks.PlainLines)
+    assert type(callbacks.progress(7)) is (callbacks.Bar if is_terminal else callbacks.ProgressLogger)
 
 
 def test_a_notebook_gets_the_bar_too(monkeypatch):
@@ -113,7 +113,7 @@ def test_a_notebook_gets_the_bar_too(monkeypatch):
 @pytest.mark.parametrize("bar", [True, False])
 def test_progress_counts_the_steps_of_the_training(bar, capsys):
     """Of 17 in all, 5 are made; 3 lie before the next checkpoint. Nothing is called an epoch, which is a pass."""
-    watch = callbacks.Bar(17) if bar else callbacks.PlainLines(seconds=0, steps=17)
+    watch = callbacks.Bar(17) if bar else callbacks.ProgressLogger(seconds=0, steps=17)
     model = types.SimpleNamespace(optimizer=types.SimpleNamespace(iterations=np.array(5)))
     watch.set_model(model)
     watch.set_params({"steps": 3})

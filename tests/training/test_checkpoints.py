@@ -13,7 +13,7 @@ import test_run
 from test_run import CONFIG, batches, new_model, train
 
 import tf_transformer as tt
-from tf_transformer.training.callbacks import Checkpoints, DevScore, DevText, PlainLines, Stopped
+from tf_transformer.training.callbacks import Checkpoints, DevScore, DevText, ProgressLogger, TrainingInterrupted
 from tf_transformer.training.run import Run
 
 
@@ -79,7 +79,7 @@ def test_resumed_is_never_stopped(tmp_path):
     expected = train(whole, 4)
     train(parts, 1)
     handler = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped, match="stopped after saving step 5"):
+    with pytest.raises(TrainingInterrupted, match="stopped after saving step 5"):
         train(Run(tmp_path / "parts"), 3, Signals(2, signal.SIGTERM))
     assert signal.getsignal(signal.SIGTERM) is handler
     train(Run(tmp_path / "parts"), 3)
@@ -103,7 +103,7 @@ def test_stopped_in_an_epoch_s_last_step(one_model, tmp_path):
     """The epoch ends there, with its row, and no further step is made."""
     whole, parts = (Run(tmp_path / name, keep=2) for name in ("whole", "parts"))
     train(whole, 3)
-    with pytest.raises(Stopped, match="stopped after saving step 6"):
+    with pytest.raises(TrainingInterrupted, match="stopped after saving step 6"):
         train(parts, 3, Signals(6, signal.SIGTERM))
     names = [path.name for path in parts.checkpoints()]
     assert names == ["step-00000003", "step-00000006"]
@@ -116,7 +116,7 @@ def test_stopped_in_an_epoch_s_last_step(one_model, tmp_path):
 def test_a_shorter_last_epoch(one_model, tmp_path):
     """The last step is its end, also where it is told to stop in it."""
     run = Run(tmp_path / "run")
-    with pytest.raises(Stopped, match="stopped after saving step 8"):
+    with pytest.raises(TrainingInterrupted, match="stopped after saving step 8"):
         train(run, 3, Signals(8, signal.SIGTERM), steps=8)
     assert [path.name for path in run.checkpoints()] == ["step-00000003", "step-00000006", "step-00000008"]
     assert [row["step"] for row in run.history] == [3, 6, 8]
@@ -127,7 +127,7 @@ def test_a_signal_while_the_last_epoch_ends_is_heard(number, heard, one_model, t
     stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: signal.raise_signal(number))
     run = Run(tmp_path / "run")
     handler = signal.getsignal(number)
-    with pytest.raises(Stopped, match="stopped after saving step 3") as stopped:
+    with pytest.raises(TrainingInterrupted, match="stopped after saving step 3") as stopped:
         train(run, 1, stop)
     assert stopped.value.number == number
     assert signal.getsignal(number) is handler
@@ -148,7 +148,10 @@ def test_a_signal_while_an_epoch_is_scored_does_not_wait_for_the_scores(heard, t
                 signal.raise_signal(signal.SIGTERM)
 
         setattr(told, event, stop)
-        with pytest.raises(Stopped, match="stopped after saving step 3") as stopped, checkpoints.saving_on_signals():
+        with (
+            pytest.raises(TrainingInterrupted, match="stopped after saving step 3") as stopped,
+            checkpoints.saving_on_signals(),
+        ):
             model.fit(batches(), shuffle=False, callbacks=[told, dev, checkpoints], **fit)
         assert stopped.value.number == signal.SIGTERM and len(seen) == (3 if event == "on_train_batch_end" else 1)
         assert [path.name for path in checkpoints.run.checkpoints()] == ["step-00000003"]
@@ -164,7 +167,7 @@ def test_ctrl_c_saves_and_a_second_one_does_not_wait(heard, one_model, tmp_path,
     with pytest.raises(KeyboardInterrupt):
         train(run, 1, Signals(2, signal.SIGINT, signal.SIGINT))
     assert not run.checkpoints()
-    with pytest.raises(Stopped, match="stopped after saving step 2"):
+    with pytest.raises(TrainingInterrupted, match="stopped after saving step 2"):
         train(run, 1, Signals(2, signal.SIGINT))
     assert [path.name for path in run.checkpoints()] == ["step-00000002-stopped"]
     assert capfd.readouterr().err.count("saving after this step") == 2
@@ -178,9 +181,9 @@ def test_a_signal_without_standard_error_writes_into_no_file(stream, heard, tmp_
             pass
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr("os.write", lambda *_: pytest.fail("wrote to a number"))
-    with pytest.raises(Stopped), Checkpoints(tmp_path / "run").saving_on_signals():
+    with pytest.raises(TrainingInterrupted), Checkpoints(tmp_path / "run").saving_on_signals():
         signal.raise_signal(signal.SIGTERM)
-        raise Stopped("as at the end of a step")
+        raise TrainingInterrupted("as at the end of a step")
 
 
 def test_a_signal_that_is_ignored_stays_so(one_model, tmp_path):
@@ -332,7 +335,7 @@ def test_logs_that_are_no_numbers_do_not_stop_a_training(tmp_path, capsys):
     an_epoch(begun(tmp_path, compiled()), **own)
     (row,) = Run(tmp_path).newest()[1]["history"]
     assert row["mine"] == 0.5 and row["loss"] == 5.0 and not {"note", "rates", "nothing"} & set(row)
-    lines = PlainLines()
+    lines = ProgressLogger()
     lines.on_epoch_end(0, {"loss": 5.0} | own)
     assert capsys.readouterr().out.splitlines()[-1] == "epoch 1: loss 5, mine 0.5"
 

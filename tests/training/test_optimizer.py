@@ -24,7 +24,7 @@ def test_the_rate_of_base_is_highest_after_warm_up():
     rates = array(WarmupSchedule(512)(np.arange(12_000)))
     assert np.argmax(rates) == 3_999  # step_num 4,000
     close(rates.max(), (512 * 4000) ** -0.5)
-    close(WarmupSchedule(512, factor=2.0)(7), 2 * rates[7], atol=0)
+    close(WarmupSchedule(512, learning_rate_factor=2.0)(7), 2 * rates[7], atol=0)
 
 
 def test_the_rate_falls_to_0_in_the_last_steps():

@@ -224,10 +224,23 @@ def test_what_may_change_as_a_run_goes_on(tmp_path):
     """How far it is trained and how often it is looked at; not what its weights depend on."""
     run = Run(tmp_path)
     run.begin(SETTINGS | {"recipe": tt.Recipe(steps=30).to_dict()})
-    free = {"steps": 40, "eval_every": 7, "average_last": 3, "dev_sentences": 11, "parts": 2, "on_nan": "skip"}
-    free |= {"jit_compile": "on", "stop_after": 3}
+    free = {
+        "steps": 40,
+        "eval_every": 7,
+        "average_last": 3,
+        "dev_sentences": 11,
+        "num_microbatches": 2,
+        "on_nan": "skip",
+    }
+    free |= {"jit_compile": "on", "early_stopping_patience": 3}
     assert run.exists(SETTINGS | {"recipe": tt.Recipe(**free).to_dict()})
-    changes = {"batch_tokens": 7, "warmup_steps": 7, "factor": 0.7, "cooldown_steps": 7, "tokenizer": "unigram"}
+    changes = {
+        "batch_tokens": 7,
+        "warmup_steps": 7,
+        "learning_rate_factor": 0.7,
+        "cooldown_steps": 7,
+        "tokenizer": "unigram",
+    }
     changes |= {"mixed_precision": "bfloat16", "clip_norm": 0.7, "seed": 7, "learning_rate": 0.7, "ema_momentum": 0.7}
     assert {*free, *changes, "epochs"} == set(tt.Recipe().to_dict())
     for name, value in changes.items():

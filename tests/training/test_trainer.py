@@ -23,7 +23,7 @@ import tf_transformer as tt
 from tf_transformer.data.batches import Ids
 from tf_transformer.data.corpus import Batching, Corpus
 from tf_transformer.training import trainer as trainers
-from tf_transformer.training.callbacks import Stopped
+from tf_transformer.training.callbacks import TrainingInterrupted
 from tf_transformer.training.run import LOCK, Run
 
 CONFIG = dataclasses.replace(tt.PRESETS["tiny"], num_layers=1, d_model=16, d_ff=8, vocab_size=350)
@@ -111,7 +111,7 @@ def test_what_a_person_writes_is_killed_and_goes_on(train, text, corpus, tmp_pat
     if train == "records":
         some = tt.sources.MemorySource(*(side[:150] for side in corpus.train.texts()))
         work = tt.Preparation(some, tmp_path / "made")
-        work.run(some.parts(10, work.folder), corpus.learn_tokenizer(350, "bpe"))
+        work.run(some.parts(10, work.folder), corpus.train_tokenizer(350, "bpe"))
         corpus = tt.Corpus(tt.Records(work.folder), corpus.dev)
         files = 'TextCorpus(train=("train.en", "train.de"), dev=("dev.en", "dev.de"))'
         program = SMALLER.replace(files, 'Corpus(tt.Records("../made"), tt.data.read_text_pairs("dev.en", "dev.de"))')
@@ -195,7 +195,7 @@ def test_a_recipe_without_steps_has_the_paper_s(corpus, tmp_path, monkeypatch):
 @pytest.mark.program
 def test_a_run_stops_when_its_score_gets_no_better(unscored, corpus, tmp_path):
     """It counts checkpoints in a row; a stop in between changes nothing."""
-    recipe = dataclasses.replace(RECIPE, steps=11, eval_every=1, learning_rate=1e-9, stop_after=3)
+    recipe = dataclasses.replace(RECIPE, steps=11, eval_every=1, learning_rate=1e-9, early_stopping_patience=3)
     trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe)
     history = trainer.fit(until=2)
     assert history.history["step"] == [1, 2] == [row["step"] for row in history]
@@ -353,10 +353,10 @@ def test_a_run_that_another_process_begins_meanwhile_is_not_overwritten(corpus, 
     """A new run is locked when it begins; learning its vocabulary takes a while."""
 
     class Slow(Corpus):
-        def learn_tokenizer(self, *of):
+        def train_tokenizer(self, *of):
             other = tt.Trainer(tmp_path / "run", CONFIG, corpus, dataclasses.replace(RECIPE, seed=7))
             other.run.begin(other.settings)
-            return super().learn_tokenizer(*of)
+            return super().train_tokenizer(*of)
 
     slow = Slow(corpus.train, corpus.dev)
     with pytest.raises(tt.BadInput, match="run: expected no run yet, "):
@@ -414,7 +414,7 @@ def test_a_signal_saves_and_stops(one_model, corpus, tmp_path):
     raise_once = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: _terminate(batch, asked))
     asked = [1]
     trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, callbacks=[raise_once])
-    with pytest.raises(Stopped, match="stopped after saving step 2") as stopped:
+    with pytest.raises(TrainingInterrupted, match="stopped after saving step 2") as stopped:
         trainer.fit()
     assert stopped.value.number == signal.SIGTERM and not Run._locks and not isinstance(stopped.value, Exception)
     assert [path.name for path in trainer.run.checkpoints()] == ["step-00000002-stopped"]

@@ -273,7 +273,7 @@ def test_model_fit_by_hand_with_checkpoints(corpus, text, tmp_path):
         model.fit(data, steps_per_epoch=3, epochs=epochs, callbacks=[checkpoints], shuffle=False, verbose=0)
         return model
 
-    tokenizer = corpus.learn_tokenizer(350, "bpe")
+    tokenizer = corpus.train_tokenizer(350, "bpe")
     files = text / "train.en", text / "train.de"
     endless = tt.data.text_pairs(*files, tokenizer, batch_tokens=512, repeat=True, seed=3)
     whole = fit(tmp_path / "whole", 3)
@@ -303,7 +303,7 @@ def test_model_fit_by_hand_with_checkpoints(corpus, text, tmp_path):
 @pytest.mark.parametrize("averaged", [False, True])
 def test_epochs_of_a_fit_by_hand_resume_in_their_order(averaged, corpus, text, tmp_path):
     """With the batches of a fit that was never stopped, and its weights; also with moving averages."""
-    tokenizer = corpus.learn_tokenizer(350, "bpe")
+    tokenizer = corpus.train_tokenizer(350, "bpe")
     files = text / "train.en", text / "train.de"
 
     def fit(folder, epochs):

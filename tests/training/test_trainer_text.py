@@ -139,7 +139,7 @@ def check_lengths(trainer, corpus):
 
 def test_a_tokenizer_and_a_length_of_ones_own(corpus, text, tmp_path):
     """The run keeps both; it goes on without the tokenizer, and with no other."""
-    own, other = (tt.Tokenizer.learn([text / "train.en"], size, normalization="identity") for size in (350, 353))
+    own, other = (tt.Tokenizer.train([text / "train.en"], size, normalization="identity") for size in (350, 353))
     given = {"tokenizer": own, "max_length": 23}
     for options in (given, {"max_length": 23}):
         check_lengths(prepared(tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, **options)), corpus)
@@ -148,7 +148,7 @@ def test_a_tokenizer_and_a_length_of_ones_own(corpus, text, tmp_path):
         tt.Trainer(tmp_path, CONFIG, corpus, RECIPE).fit()
     with pytest.raises(tt.BadInput, match="^tokenizer: expected one of the config's vocab_size=350, got 353$"):
         tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, tokenizer=other)
-    given["tokenizer"] = corpus.learn_tokenizer(350, "bpe")
+    given["tokenizer"] = corpus.train_tokenizer(350, "bpe")
     with pytest.raises(
         tt.BadInput, match="^tokenizer: expected that of the run, .*/tokenizer.model, got another; give"
     ):

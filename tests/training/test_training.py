@@ -230,7 +230,7 @@ def test_labels_of_a_model_in_batches():
         model = Transformer(TransformerConfig(1, 6, 13, 2, dropout=0.0, vocab_size=11))
         model.build()
         model.compile(keras.optimizers.SGD(0.1), loss)
-        model.parts = options.pop("parts", 1)
+        model.num_microbatches = options.pop("parts", 1)
         return model.fit(Batches(), epochs=2, verbose=0, **options).history["loss"]
 
     if keras.backend.backend() == "jax":
@@ -378,7 +378,7 @@ def trained_with_weights(axes, parts, loss):
         else (kerass, np.broadcast_to(weights.reshape(6, -1), (6, 7)))
     )
     model.compile(keras.optimizers.SGD(0.1), loss, weighted_metrics=[TokenAccuracy(), Perplexity()])
-    model.parts = parts
+    model.num_microbatches = parts
     history = model.fit(x, y, 6, 2, shuffle=False, verbose=0, sample_weight=given).history
     return history, model.get_weights()
 

@@ -68,7 +68,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator
     tt.toy_corpus.write_corpus(of("~/text"), train=31, dev=3, test=2)
     translator.tokenizer.save(of("~/run/tokenizer.model"))
     tt.Tokenizer.load(of("~/run/tokenizer.model"))
-    tt.Tokenizer.learn([of("~/text/train.en")], 320)
+    tt.Tokenizer.train([of("~/text/train.en")], 320)
     sides = (of("~/text/dev.en"), of("~/text/dev.de"))
     corpus = tt.TextCorpus(sides, sides)
     tt.data.check_text_pairs(*sides)

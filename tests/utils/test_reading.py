@@ -51,7 +51,9 @@ def test_json_of_another_kind(tmp_path, content):
 
 
 def test_values_of_json_become_those_of_their_kinds():
-    assert reading.made_of(Recipe, {"factor": 2, "steps": None, "of another version": 3}) == Recipe(factor=2)
+    assert reading.made_of(Recipe, {"factor": 2, "steps": None, "of another version": 3}) == Recipe(
+        learning_rate_factor=2
+    )
     values, kinds = {"step": 3.0, "seconds": 2.5, "more": None}, {"step": int, "seconds": int | float, "seeds": list}
     found = reading.check_kinds(values, kinds)
     assert found == values and type(found["step"]) is int
@@ -166,7 +168,7 @@ def learned(text, **options):
 
 def test_a_sentencepiece_model_without_bytes(text):
     tokenizer = tt.Tokenizer(learned(text, model_type="char", vocab_size=60, hard_vocab_limit=False))
-    assert (tokenizer.first_piece, tokenizer.controls) == (4, [])
+    assert (tokenizer.first_piece, tokenizer.control_tokens) == (4, [])
     ids = tokenizer.tokenize(["Two doors.", "Two \u4e1c doors."])
     assert tokenizer.detokenize(ids).numpy().tolist()[0] == b"Two doors."
     assert ids[1].numpy().tolist().count(3) == 1  # no piece and no bytes
@@ -180,9 +182,9 @@ def test_a_sentencepiece_model_without_bytes(text):
 def test_other_control_tokens_are_not_those_of_trees(text):
     options = {"control_symbols": ["<2de>", "<2fr>"], "model_type": "bpe", "vocab_size": 350}
     tokenizer = tt.Tokenizer(learned(text, byte_fallback=True, **options))
-    assert (tokenizer.first_piece, tokenizer.controls) == (6 + 256, [])
-    ours = tt.Tokenizer.learn(sorted(text.glob("train.*")), 350, controls=["(NP", ")NP"])
-    assert (ours.first_piece, ours.controls) == (6 + 256, ["(NP", ")NP"])
+    assert (tokenizer.first_piece, tokenizer.control_tokens) == (6 + 256, [])
+    ours = tt.Tokenizer.train(sorted(text.glob("train.*")), 350, control_tokens=["(NP", ")NP"])
+    assert (ours.first_piece, ours.control_tokens) == (6 + 256, ["(NP", ")NP"])
 
 
 def test_models_with_other_controls_or_pieces_that_are_not_utf_8(text):

@@ -75,14 +75,17 @@ def test_a_program_s_end_does_not_wait_for_tensorflow():
     known = "import atexit, sys; atexit.register(lambda: print('tensorflow' in sys.modules)); "
     status, output, errors = program(f"{known}raise KeyError('own')")
     assert (status, output) == (1, b"False\n") and errors.endswith("\nKeyError: 'own'\n")
-    stopped = "from tf_transformer.utils.terminal import Stopped; raise Stopped('stopped after saving step 7', 15)"
+    stopped = "from tf_transformer.utils.terminal import TrainingInterrupted as Stop; "
+    stopped += "raise Stop('stopped after saving step 7', 15)"
     line = "\nstopped after saving step 7; start it again with the same options to resume\n"
     assert program(known + stopped) == (143, b"False\n", line)
 
 
 @pytest.mark.parametrize(("number", "status", "errors"), [(15, 143, ""), (2, 130, ""), (0, 1, "saved step 7\n")])
 def test_a_script_that_is_told_to_stop_exits_with_its_status(number, status, errors):
-    script = f"from tf_transformer.utils.terminal import Stopped\nraise Stopped('saved step 7', {number})"
+    script = (
+        f"from tf_transformer.utils.terminal import TrainingInterrupted as Stop\nraise Stop('saved step 7', {number})"
+    )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (status, "", errors)
 

@@ -195,16 +195,16 @@ RANGES = {  # of every field of what a user chooses: values that hold, and the n
         "positions": (["learned", "sinusoidal"], ["relative", 7]),
     },
     tt.Recipe: {
-        **dict.fromkeys(("steps", "epochs", "eval_every", "stop_after"), (COUNTS[0] + [None], COUNTS[1])),
+        **dict.fromkeys(("steps", "epochs", "eval_every", "early_stopping_patience"), (COUNTS[0] + [None], COUNTS[1])),
         "average_last": (COUNTS[0] + [None], COUNTS[1]),
         **dict.fromkeys(("batch_tokens", "warmup_steps", "dev_sentences"), COUNTS),
         "cooldown_steps": NATURALS,
         "ema_momentum": (RATES[0] + [None], [value for value in RATES[1] if value is not None]),
-        "factor": POSITIVES,
+        "learning_rate_factor": POSITIVES,
         **dict.fromkeys(("learning_rate", "clip_norm"), (POSITIVES[0] + [None], POSITIVES[1])),
         "tokenizer": (["bpe", "unigram"], ["words", None]),
         "mixed_precision": (["bfloat16", "float16", None], ["float32", 16]),
-        "parts": PARTS,
+        "num_microbatches": PARTS,
         "on_nan": (["stop", "skip"], ["go on", None]),
         "jit_compile": (["auto", "on", "off"], [True, "yes"]),
         "seed": ([0, 2**32 - 1], [0.5, "1", None]),
@@ -312,7 +312,7 @@ def other_calls(folder, translator):
         (tt.toy_corpus.write_corpus, {"directory": folder / "made"}),
         (tt.visualize.attention_figure, {"pair": translator.attention(texts[0])}),
         (tt.Tokenizer.learn, {"files": files, "vocab_size": 300}),
-        (tt.Tokenizer.learn_from, {"sentences": ["a b c", "d e f"], "vocab_size": 268}),
+        (tt.Tokenizer.train_from_iterator, {"sentences": ["a b c", "d e f"], "vocab_size": 268}),
         (translator.n_best, {"texts": texts}),
         (translator.sample, {"texts": texts}),
     )
@@ -332,7 +332,7 @@ def written(folder):
 def test_a_fact_of_an_export_goes_into_json(translator):
     for value in HOSTILE:
         for export in outcome("bleu", lambda value=value: Export(translator, bleu=value)):
-            assert is_plain(export.facts["bleu"]) and json.dumps({**export.facts}, allow_nan=False)
+            assert is_plain(export.metadata["bleu"]) and json.dumps({**export.metadata}, allow_nan=False)
 
 
 @pytest.mark.parametrize("calls", [cheap_calls, pytest.param(other_calls, marks=pytest.mark.slow)])

@@ -114,8 +114,8 @@ class Ids:
             sources, targets, np.concatenate([shard.lines for shard in shards]), sum(shard.skipped for shard in shards)
         )
 
-    def save(self, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-        """Writes a new folder of arrays atomically, and returns what is in its shard.json: `facts`, size, checksums."""
+    def save(self, folder: Path, metadata: dict[str, Any]) -> dict[str, Any]:
+        """Writes a new folder of arrays atomically, and returns its shard.json: `metadata`, size, checksums."""
         with new_folder(folder) as written:
             for name, array in zip(ARRAYS, (*self.source, *self.target, self.lines), strict=True):
                 file, form = written / f"{name}.npy", np.lib.format
@@ -127,9 +127,9 @@ class Ids:
                 except OSError as error:
                     raise OSError(error.errno, error.strerror, str(file)) from error
             size = sum((written / f"{name}.npy").stat().st_size for name in ARRAYS)
-            facts = facts | {"skipped": self.skipped, "bytes": size, "sha256": sums_of(written)}
-            (written / FACTS).write_text(json.dumps(facts))
-        return facts
+            metadata = metadata | {"skipped": self.skipped, "bytes": size, "sha256": sums_of(written)}
+            (written / FACTS).write_text(json.dumps(metadata))
+        return metadata
 
     @classmethod
     def load(cls, folder: Path, skipped: int = 0) -> "Ids":
@@ -152,11 +152,11 @@ def sums_of(folder: Path) -> dict[str, str]:
     return {name: checksum(folder / f"{name}.npy") for name in ARRAYS}
 
 
-def facts_of(folder: Path) -> dict[str, Any] | None:
+def metadata_of(folder: Path) -> dict[str, Any] | None:
     """Returns what is in a shard's shard.json, or `None` if the shard is missing or damaged."""
     try:
-        facts: dict[str, Any] = json.loads((folder / FACTS).read_text())
-        return facts if facts["sha256"] == sums_of(folder) else None
+        metadata: dict[str, Any] = json.loads((folder / FACTS).read_text())
+        return metadata if metadata["sha256"] == sums_of(folder) else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.data import toy_corpus
-from tf_transformer.data.batches import Batches, Block, Ids, facts_of, tokenized
+from tf_transformer.data.batches import Batches, Block, Ids, metadata_of, tokenized
 from tf_transformer.data.pairs import Source, Texts, rows_of, texts_of
 from tf_transformer.data.records import Records
 from tf_transformer.data.sources import HeldOut, MemorySource, Share, TextSource, TfdsSource
@@ -103,9 +103,9 @@ class Corpus:
         """Returns plain values that identify the training set, for config.json, like `Source.describe`."""
         return self.train.describe()
 
-    def learn_tokenizer(self, vocab_size: int, kind: Any) -> Tokenizer:
+    def train_tokenizer(self, vocab_size: int, kind: Any) -> Tokenizer:
         """Learns the vocabulary of a new run."""
-        return self.train.learn_tokenizer(vocab_size, kind)
+        return self.train.train_tokenizer(vocab_size, kind)
 
     def batches(self, batching: Batching) -> Batches:
         """Returns the batches of the training set, by their numbers."""
@@ -132,10 +132,10 @@ class Corpus:
         """Returns the training set as ids, from the batching's folder if they are stored there."""
         assert isinstance(self.train, Source)
         folder, tokenizer = batching.folder, batching.tokenizer
-        if folder and (facts := self._stored(folder, tokenizer)):
+        if folder and (metadata := self._stored(folder, tokenizer)):
             # Damaged ids are made again.
             with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, OSError):
-                return Ids.load(folder, int(facts["skipped"]))
+                return Ids.load(folder, int(metadata["skipped"]))
         return tokenized(self.train.rows(), self.train.encoder(tokenizer), self.max_length or 0, tokenizer.vocab_size)
 
     def keep_ids(self, batching: Batching, batches: Batches) -> None:
@@ -152,8 +152,8 @@ class Corpus:
 
     def _stored(self, folder: Path, tokenizer: Tokenizer) -> dict[str, Any] | None:
         """Returns what is in shard.json, if the folder has undamaged ids of this corpus."""
-        facts = facts_of(folder)
-        return facts if facts and facts.get("of") == json.loads(json.dumps(self._key(tokenizer))) else None
+        metadata = metadata_of(folder)
+        return metadata if metadata and metadata.get("of") == json.loads(json.dumps(self._key(tokenizer))) else None
 
     def _key(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """Returns what the ids depend on."""

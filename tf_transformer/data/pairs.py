@@ -65,7 +65,7 @@ class Source(abc.ABC):
         max_length: Maximum of tokens a side, EOS included. Longer pairs are skipped, unless the corpus has a length.
         skip_bad_lines: Whether to skip pairs with a side that is empty, not UTF-8, or longer than 16,384 bytes.
             Otherwise such a pair is an error.
-        symbols: Strings in the texts that become one piece each of a new vocabulary, as in `Tokenizer.learn_from`.
+        symbols: Strings in the texts that become one piece each of a new vocabulary, its `user_defined_symbols`.
     """
 
     kind: str = "translation"
@@ -120,13 +120,13 @@ class Source(abc.ABC):
                 yield from map(decoded, pair)
 
     @checked
-    def learn_tokenizer(self, vocab_size: Count, kind: VocabularyKind) -> Tokenizer:
+    def train_tokenizer(self, vocab_size: Count, kind: VocabularyKind) -> Tokenizer:
         """Learns the vocabulary of a new run from these texts."""
-        return Tokenizer.learn_from(self.sentences(), vocab_size, kind, symbols=self.symbols)
+        return Tokenizer.train_from_iterator(self.sentences(), vocab_size, kind, user_defined_symbols=self.symbols)
 
     def encoder(self, tokenizer: Tokenizer) -> Encode:
         """Returns a function from sources and targets to the ids to learn. The tokenizer must have all `symbols`."""
-        rows = [row[tokenizer.codes :] for row in tokenizer.encode(self.symbols)]
+        rows = [row[tokenizer.num_language_tokens :] for row in tokenizer.encode(self.symbols)]
         tokens = [[token.strip("▁") for token in tokenizer.source_tokens(row)] for row in rows]
         if unknown := [symbol for symbol, row in zip(self.symbols, tokens, strict=True) if symbol not in row]:
             got = f"expected one with a token for each tag of the sources, got none for {', '.join(unknown)}"

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.batches import facts_of, tokenized
+from tf_transformer.data.batches import metadata_of, tokenized
 from tf_transformer.data.pairs import MAX_LENGTH, Part, Row, Source
 from tf_transformer.data.records import check_shard
 from tf_transformer.models.families import load_tokenizer
@@ -194,7 +194,7 @@ class Preparation:
         """
         if not parts:
             raise BadInput("parts: expected those of the source, got none")
-        tokenizer.spoken()
+        tokenizer.current_languages()
         self.source.encoder(tokenizer)
         manifest: dict[str, Any] = {"tokenizer": tokenizer.fingerprint, "max_length": self.max_length}
         pairs = sum(part.count for part in parts)
@@ -226,23 +226,23 @@ class Preparation:
         """
         folder = self.folder / f"shard-{part.number:05d}"
         with contextlib.suppress(BadInput):  # a damaged shard is made again
-            if (stored := facts_of(folder)) and check_shard(stored, self.max_length)["shard"] == folder.name:
+            if (stored := metadata_of(folder)) and check_shard(stored, self.max_length)["shard"] == folder.name:
                 return stored
         dropped = dict.fromkeys(self.filters.chosen(), 0)
         tokenizer = _tokenizer(self.folder / "tokenizer.model", os.stat(self.folder / "tokenizer.model").st_mtime_ns)
         rows, encode = self._rows(part, drops, dropped), self.source.encoder(tokenizer)
         ids = tokenized(rows, encode, self.max_length, tokenizer.vocab_size)
         lengths = np.bincount(ids.lengths(), minlength=self.max_length + 1).tolist()
-        facts = {"shard": folder.name, "lengths": lengths, "tokens": list(ids.tokens()), "filtered": dropped}
+        metadata = {"shard": folder.name, "lengths": lengths, "tokens": list(ids.tokens()), "filtered": dropped}
         ids = dataclasses.replace(ids, skipped=part.count - len(ids) - sum(dropped.values()))
         try:
-            return ids.save(folder, facts)
+            return ids.save(folder, metadata)
         except FileExistsError:
             # Another worker wrote it, after this one was thought dead.
-            if stored := facts_of(folder):
+            if stored := metadata_of(folder):
                 return check_shard(stored, self.max_length)
             shutil.rmtree(folder)
-            return ids.save(folder, facts)
+            return ids.save(folder, metadata)
 
     def _rows(self, part: Part, drops: Iterable[bytes], dropped: dict[str, int]) -> Iterator[Row]:
         """Yields the pairs that the filters keep, with their numbers in the corpus, and counts the others."""

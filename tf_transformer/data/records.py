@@ -72,7 +72,7 @@ class Records:
         """Identifies the corpus, like `Source.describe`; records.json has the checksum of every shard."""
         return {"train": str(self.folder), "sha256": checksum(self.folder / "records.json")}
 
-    def learn_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
+    def train_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
         """Returns the tokenizer that made the records, or raises `BadInput` if it has another size."""
         if (V := self.tokenizer.vocab_size) != vocab_size:
             raise BadInput(f"vocab_size: expected {V}, that of the records, got {vocab_size}")

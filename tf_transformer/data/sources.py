@@ -315,8 +315,8 @@ class TaggedSource(Source):
     source keeps its own handling of bad lines.
 
     Attributes:
-        sources: Sources by their tags, which are symbols of `Tokenizer.learn_from`; "" means no tag. A list of (tag,
-            source) may repeat a tag.
+        sources: Sources by their tags, which are `user_defined_symbols` of a vocabulary. "" means no tag. A list of
+            (tag, source) may repeat a tag.
     """
 
     sources: Mapping[str, Source] | Sequence[tuple[str, Source]]

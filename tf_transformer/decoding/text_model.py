@@ -111,9 +111,9 @@ class TextModel(SetOnce):
             self._functions[name] = cached
         return cached[1]
 
-    def speaking(self, *languages: Any) -> "TextModel":
-        """Returns a copy for other languages, the arguments of `Tokenizer.for_languages`. Without any, itself."""
-        return TextModel(self.model, self.tokenizer.for_languages(*languages), **self.options) if languages else self
+    def with_languages(self, *languages: Any) -> "TextModel":
+        """Returns a copy for other languages, the arguments of `Tokenizer.with_languages`. Without any, itself."""
+        return TextModel(self.model, self.tokenizer.with_languages(*languages), **self.options) if languages else self
 
     def source(self, text: Tensor) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """Tokenizes texts [B] for the encoder.
@@ -124,7 +124,7 @@ class TextModel(SetOnce):
             truncated: bool [B], whether the text was cut, or dropped since a language is unknown.
         """
         text, cut = beginnings(text, self.max_source_length)
-        ids, length, truncated = self.with_end(self.tokenizer.tokenize(text), self.tokenizer.codes)
+        ids, length, truncated = self.with_end(self.tokenizer.tokenize(text), self.tokenizer.num_language_tokens)
         return ids, length, truncated | cut
 
     def reference(self, text: Tensor) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
@@ -135,7 +135,7 @@ class TextModel(SetOnce):
 
     def target(self, text: Tensor) -> "tf.RaggedTensor":
         """Tokenizes texts [B] as outputs are: ragged ids [B, None], without the language's."""
-        return self.tokenizer.tokenize_target(text)[:, self.tokenizer.codes :]
+        return self.tokenizer.tokenize_target(text)[:, self.tokenizer.num_language_tokens :]
 
     @checked
     def with_end(self, tokens: Tensor, codes: Natural = 0) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
@@ -192,7 +192,7 @@ class TextModel(SetOnce):
         """
         if ON_TENSORFLOW:
             return None
-        most = source.shape[1] - 1 - self.tokenizer.codes + self.extra_length
+        most = source.shape[1] - 1 - self.tokenizer.num_language_tokens + self.extra_length
         if self.model.config.positions == "learned":
             most = min(most, self.model.config.max_length)
         return Fixed(beams, max(1, min(most, longest or most)))

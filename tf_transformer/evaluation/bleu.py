@@ -58,7 +58,7 @@ def chrf(translations: Texts, references: References) -> Score:
     return _score(CHRF(), *check(translations, references))
 
 
-def flavours(references: list[str]) -> dict[str, Metric]:
+def metrics(references: list[str]) -> dict[str, Metric]:
     """Returns the usual metrics for such references, by name. BLEU is cased if not named otherwise."""
     metrics: dict[str, Metric] = {f"BLEU {name}": BLEU(tokenize=name) for name in _tokenizers(references)}
     if "BLEU 13a" in metrics:  # the script has spaces between words
@@ -74,7 +74,7 @@ def flavours(references: list[str]) -> dict[str, Metric]:
 def compare(
     systems: Mapping[str, Texts], references: References, samples: Samples = 1_000
 ) -> dict[str, dict[str, Score]]:
-    """Scores systems by every metric of `flavours`, and compares them by paired bootstrap (Koehn 2004).
+    """Scores systems by every metric of `metrics`, and compares them by paired bootstrap (Koehn 2004).
 
     Args:
         systems: Translations of the same sentences, by the system's name.
@@ -87,7 +87,7 @@ def compare(
     lists = _lists_of(references)
     outputs = {name: check(translations, lists)[0] for name, translations in systems.items()}
     scores = {}
-    for flavour, metric in flavours(lists[0]).items():
+    for flavour, metric in metrics(lists[0]).items():
         signatures, results = PairedTest(list(outputs.items()), {flavour: metric}, lists, "bs", samples)()
         ((kind, signature),) = signatures.items()
         by_system: Any = zip(systems, results[kind], strict=True)

@@ -80,13 +80,13 @@ class Training:
         steps: Number of updates.
         batch_tokens: Source tokens of a batch, and as many target tokens.
         half: Whether most numbers have 16 bits.
-        parts: Number of parts in which a device computes a batch.
+        num_microbatches: Microbatches per batch, which a device computes one after the other.
     """
 
     steps: Count
     batch_tokens: Count
     half: bool = False
-    parts: Count = 1
+    num_microbatches: Count = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -113,7 +113,7 @@ def plan(config: TransformerConfig, training: Training, devices: str | None) -> 
             raise BadInput(f"devices: expected their number and the TFLOP/s of one, as in 8x9.5; got {devices!r}")
     steps, batch_tokens = training.steps, training.batch_tokens
     flops = training_flops(config, steps * batch_tokens / LENGTH)
-    numbers = activations(config, LENGTH, LENGTH) * (batch_tokens / LENGTH) / count / training.parts
+    numbers = activations(config, LENGTH, LENGTH) * (batch_tokens / LENGTH) / count / training.num_microbatches
     stored = numbers * (2 if training.half else 4)
     text = f"""parameters: {parameters(config):,}
 steps: {steps:,} of {batch_tokens:,} source and {batch_tokens:,} target tokens, {steps * batch_tokens:.1e} of each

@@ -26,7 +26,7 @@ UNUSED = -1e9  # in a graph, the score of an unused output
 T = TypeVar("T")
 
 
-class Answer(NamedTuple):
+class Hypothesis(NamedTuple):
     """One of the n best outputs for a text: a translation, or a parser's tree.
 
     The last three are `None` if only the best text was requested and the engine's graph returns no more.
@@ -39,23 +39,23 @@ class Answer(NamedTuple):
     length: int | None = None  # tokens without EOS
 
 
-class Reply(NamedTuple):
+class TranslationResult(NamedTuple):
     """An engine's outputs for a text."""
 
     source: str | bytes  # the text as it was passed
-    answers: tuple[Answer, ...]  # best first, at least one; an empty text has one without text
+    hypotheses: tuple[Hypothesis, ...]  # best first, at least one; an empty text has one without text
     length: int | None  # source tokens before truncation; `None` from a parser
     truncated: bool  # whether the source has more tokens than the model reads
 
     @property
     def text(self) -> str:
         """The best output."""
-        return self.answers[0].text
+        return self.hypotheses[0].text
 
     @property
     def score(self) -> float:
         """The best output's score, 0 for an empty text."""
-        return self.answers[0].score
+        return self.hypotheses[0].score
 
     @property
     def line(self) -> str:
@@ -80,7 +80,7 @@ class Reply(NamedTuple):
             return f"{self.score:.4f}\t{self.line}" if ending == ".tsv" else self.line
         fields: dict[str, Any] = {name: getattr(self, name) for name in ("score", "truncated", "empty")}
         if n_best:
-            fields["n_best"] = [{"text": one_line(one.text), "score": one.score} for one in self.answers]
+            fields["n_best"] = [{"text": one_line(one.text), "score": one.score} for one in self.hypotheses]
         return json.dumps({"text": self.line, **fields}, ensure_ascii=False)
 
 
@@ -96,10 +96,10 @@ class Engine(ABC):
     """Base class of engines, which return outputs for texts. A subclass has `_replies` and the attributes.
 
     Attributes:
-        facts: Metadata of the model by name, such as step, bleu, license, parameters.
+        metadata: Metadata of the model by name, such as step, bleu, license, parameters.
         options: Search options by name.
-        changeable: Names of the options that a call may change.
-        highest: Highest value of an option of a call, and of "n_best", by name.
+        call_options: Names of the options that a call may change.
+        max_values: Highest value of an option of a call, and of "n_best", by name.
         languages: Languages of a multilingual model, otherwise ().
         batch_size: Texts per batch. They are sorted by length first.
         translates: Whether it has `document`, unlike a parser.
@@ -107,24 +107,26 @@ class Engine(ABC):
     """
 
     translates, aligns = True, False
-    changeable: tuple[str, ...] = REQUEST_OPTIONS
-    highest: Mapping[str, float] = {}
+    call_options: tuple[str, ...] = REQUEST_OPTIONS
+    max_values: Mapping[str, float] = {}
     languages: Sequence[str] = ()
     batch_size: int
     _own: Mapping[str, Any] = {}  # defaults of calls, where they differ from the model's
 
     @property
     @abstractmethod
-    def facts(self) -> Mapping[str, Any]: ...
+    def metadata(self) -> Mapping[str, Any]: ...
 
     @property
     def options(self) -> Mapping[str, Any]:
         """Search options by name, with the defaults of calls."""
-        stored = {name: option.cast(self.facts[name]) for name, option in SEARCH_OPTIONS.items() if name in self.facts}
+        stored = {
+            name: option.cast(self.metadata[name]) for name, option in SEARCH_OPTIONS.items() if name in self.metadata
+        }
         return {**stored, **self._own}
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{name}={value}" for name, value in self.options.items() if name in self.changeable)
+        options = ", ".join(f"{name}={value}" for name, value in self.options.items() if name in self.call_options)
         return f"{type(self).__name__}({', '.join(filter(None, (self._described(), options)))})"
 
     def _described(self) -> str:
@@ -132,7 +134,7 @@ class Engine(ABC):
         return ""
 
     @abstractmethod
-    def _replies(self, texts: list[str | bytes], request: Request) -> Iterable[Reply]:
+    def _replies(self, texts: list[str | bytes], request: Request) -> Iterable[TranslationResult]:
         """Returns the replies to a batch."""
 
     @overload  # a string is a sequence of strings too
@@ -149,7 +151,7 @@ class Engine(ABC):
         Args:
             texts: Strings, or bytes in UTF-8, of which invalid bytes count as white space. A tensor or a dataset of
                 strings and a column of a table work too.
-            options: Search options in `changeable`, and source_language and target_language of a multilingual model.
+            options: Search options in `call_options`, and source_language and target_language of a multilingual model.
                 Default to the engine's.
 
         Raises:
@@ -161,15 +163,17 @@ class Engine(ABC):
         return [reply.text for reply in warned(self.replies(texts, **options))]
 
     @checked
-    def n_best(self, texts: Iterable[str | bytes], n: Count = 1, **options: Any) -> list[list[Answer]]:
+    def n_best(self, texts: Iterable[str | bytes], n: Count = 1, **options: Any) -> list[list[Hypothesis]]:
         """Returns the n best outputs for each text, best first: 1 to beam_size. Warns if `n` is larger.
 
         `texts` and `options` are as in a call.
         """
-        return [list(reply.answers) for reply in warned(self.replies(texts, n, **options))]
+        return [list(reply.hypotheses) for reply in warned(self.replies(texts, n, **options))]
 
     @checked
-    def stream(self, texts: Iterable[str | bytes], n: Count | None = None, **options: Any) -> Iterator[Reply]:
+    def stream(
+        self, texts: Iterable[str | bytes], n: Count | None = None, **options: Any
+    ) -> Iterator[TranslationResult]:
         """Yields replies in the order of the texts, and reads texts lazily.
 
             with open("big.en") as file:
@@ -182,7 +186,7 @@ class Engine(ABC):
         strings, request = strings_in(texts), self.request(n, options)
 
         # A function of its own, so that a wrong option raises at once, and not at the first reply.
-        def replies() -> Iterator[Reply]:
+        def replies() -> Iterator[TranslationResult]:
             size = self.batch_size
             # The first batch is returned as soon as possible. Later ones are more uniform in length, and so faster.
             while some := list(itertools.islice(strings, size)):
@@ -192,7 +196,7 @@ class Engine(ABC):
         return replies()
 
     @checked
-    def replies(self, texts: Iterable[str | bytes], n: Count | None = None, **options: Any) -> list[Reply]:
+    def replies(self, texts: Iterable[str | bytes], n: Count | None = None, **options: Any) -> list[TranslationResult]:
         """Returns a reply for each text, like `stream` in a list."""
         texts, request = list(strings_in(texts)), self.request(n, options)
         with Progress(len(texts), "texts") as progress:
@@ -280,13 +284,13 @@ class Engine(ABC):
         """
         options = {**self._own, **options}
         if unknown := [name for name in options if name not in SEARCH_OPTIONS and name not in LANGUAGES]:
-            known = ", ".join((*self.changeable, *(LANGUAGES if self.languages else ())))
+            known = ", ".join((*self.call_options, *(LANGUAGES if self.languages else ())))
             raise TypeError(f"options of a call: expected {known}; got {', '.join(unknown)}")
         search = {name: value for name, value in options.items() if name not in LANGUAGES}
         for name, value in search.items():
-            if name not in self.changeable:
+            if name not in self.call_options:
                 raise BadInput(f"{name}: expected none in a call, since this engine fixes it, got {shown(value)}")
-        search = of_request({**search, **({} if n is None else {"n_best": n})}, self.highest)
+        search = of_request({**search, **({} if n is None else {"n_best": n})}, self.max_values)
         search.pop("n_best", None)
         beams = search.get("beam_size", self.options.get("beam_size", n))
         if n and n > beams:
@@ -304,7 +308,7 @@ class Engine(ABC):
         values = {name: value for name, value in options.items() if value == value}
         for name, value in values.items():
             option = SEARCH_OPTIONS[name]
-            values[name] = option.cast(min(max(value, option.lowest), self.highest.get(name, option.highest)))
+            values[name] = option.cast(min(max(value, option.lowest), self.max_values.get(name, option.highest)))
         return values
 
 
@@ -352,7 +356,7 @@ def batches(sizes: Sequence[int], most: Count, cost: Callable[[int, int], int]) 
         yield batch
 
 
-def warned(replies: list[Reply]) -> list[Reply]:
+def warned(replies: list[TranslationResult]) -> list[TranslationResult]:
     """Warns about truncated texts."""
     warn_of_truncated([reply.source for reply in replies if reply.truncated], len(replies))
     return replies

@@ -30,7 +30,7 @@ class Rebuilt(NamedTuple):
     model: Transformer | Ensemble
     tokenizer: Tokenizer
     options: Mapping[str, Any]  # of its search
-    facts: Mapping[str, Any]  # of its export
+    metadata: Mapping[str, Any]  # of its export
     longest: int | None = None  # maximum length of a checkpoint's outputs, including EOS
 
 
@@ -58,8 +58,8 @@ def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
             models[-1].set_weights(weights[:size])
         weights = weights[size:]
     # Saved again, the model keeps these, but not its scores, which may have been measured in another dtype.
-    facts = {name: stored[name] for name in (*LIMITS, *ORIGIN, "step") if name in stored}
-    return Rebuilt(together(models), tokenizer_of(tokenizer), options, facts)
+    metadata = {name: stored[name] for name in (*LIMITS, *ORIGIN, "step") if name in stored}
+    return Rebuilt(together(models), tokenizer_of(tokenizer), options, metadata)
 
 
 def together(models: list[Transformer]) -> Transformer | Ensemble:

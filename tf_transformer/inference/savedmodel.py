@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.inference.alignment import Aligned
-from tf_transformer.inference.engine import UNUSED, Answer, Engine, Reply, Request
+from tf_transformer.inference.engine import UNUSED, Engine, Hypothesis, Request, TranslationResult
 from tf_transformer.tokenizers.piece_engine import check_tensorflow_text
 from tf_transformer.tokenizers.strings import begun
 from tf_transformer.utils.files import encoded, plainly_named
@@ -79,15 +79,15 @@ class SavedModel(Engine):
             got = f"{', '.join(takes) or 'nothing'} for {gives.count(tf.string)} texts"
             raise BadInput(f"{address}: expected a SavedModel whose serving_default gives a text for `text`, got {got}")
         inputs = signatures["translate"].structured_input_signature[1] if "translate" in signatures else {}
-        self.changeable = tuple(name for name in SEARCH_OPTIONS if name in inputs)
+        self.call_options = tuple(name for name in SEARCH_OPTIONS if name in inputs)
         self.translates = "parse" not in signatures
         self.aligns = {"translate_details", "tokenize", "detokenize"} <= signatures.keys()
         limits = {"beam_size": "max_beam_size", "max_length": "max_length", "n_best": "n_best"}
         with reading(address, f"an export of this package, by its {DESCRIBED[-1]}"):
-            self._facts = self._read_facts(address)
-            kinds = {fact: int for fact in limits.values() if fact in self._facts}
-            described = check_kinds(self._facts, kinds | ({"languages": str} if "source_language" in inputs else {}))
-        self.highest = {name: described[fact] for name, fact in limits.items() if fact in kinds}
+            self._metadata = self._read_facts(address)
+            kinds = {fact: int for fact in limits.values() if fact in self._metadata}
+            described = check_kinds(self._metadata, kinds | ({"languages": str} if "source_language" in inputs else {}))
+        self.max_values = {name: described[fact] for name, fact in limits.items() if fact in kinds}
         self.languages = described["languages"].split(", ") if "languages" in described else ()
         request = self.request(None, options)
         self._own = {**request.options, **request.languages}
@@ -106,17 +106,17 @@ class SavedModel(Engine):
         return functools.partial(type(self), **self._opened, batch_size=self.batch_size, **self._own), ()
 
     @property
-    def facts(self) -> Mapping[str, Any]:
+    def metadata(self) -> Mapping[str, Any]:
         """Values of `model_info`, and the configuration."""
-        return self._facts
+        return self._metadata
 
     @checked
     def request(self, n: Count | None, options: Mapping[str, Any]) -> Request:
-        if not self.changeable and (n or options):
+        if not self.call_options and (n or options):
             raise BadInput("expected a translator's SavedModel, for n_best or options of the search; got another")
         return super().request(n, options)
 
-    def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:
+    def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[TranslationResult]:
         batch = tf.constant([encoded(text) for text in texts])
         if request.n is None and not request.options and not request.languages:
             yield from self._best(texts, batch)
@@ -126,11 +126,11 @@ class SavedModel(Engine):
         names = ("translations", "scores", "log_probs", "finished", "lengths")
         for i, source in enumerate(texts):
             rows = list(zip(*(outputs[name][i] for name in names), strict=True))[: request.n or 1]
-            answers = [Answer(text.decode("utf-8", "replace"), *others) for text, *others in rows]
+            answers = [Hypothesis(text.decode("utf-8", "replace"), *others) for text, *others in rows]
             used = tuple(answer for answer in answers[1:] if answer.score > UNUSED)
-            yield Reply(source, (answers[0], *used), outputs["source_length"][i], outputs["truncated"][i])
+            yield TranslationResult(source, (answers[0], *used), outputs["source_length"][i], outputs["truncated"][i])
 
-    def _best(self, texts: list[str | bytes], batch: Tensor) -> Iterator[Reply]:
+    def _best(self, texts: list[str | bytes], batch: Tensor) -> Iterator[TranslationResult]:
         """Calls serving_default, whose search ends as soon as the best output is certain."""
         outputs = self.loaded.signatures["serving_default"](text=batch)
         (best,) = (output for output in outputs.values() if output.dtype == tf.string)
@@ -139,11 +139,11 @@ class SavedModel(Engine):
         counted = self._counted(texts) if "tokenize" in self.loaded.signatures else [(None, False)] * len(texts)
         columns = (texts, best.numpy().tolist(), scores, counted, truncated)
         for source, text, score, (length, _), cut in zip(*columns, strict=True):
-            yield Reply(source, (Answer(text.decode("utf-8", "replace"), score),), length, cut)
+            yield TranslationResult(source, (Hypothesis(text.decode("utf-8", "replace"), score),), length, cut)
 
     def _counted(self, texts: list[str | bytes]) -> list[tuple[int, bool]]:
         """Returns each text's number of tokens, and whether the model reads fewer."""
-        most = self.facts.get("max_source_length", MOST)
+        most = self.metadata.get("max_source_length", MOST)
         # `tokenize` would read a huge text to its end, which takes seconds and gigabytes.
         parts = begun(texts, most)
         lengths = self.loaded.signatures["tokenize"](text=tf.constant([encoded(part) for part, _ in parts]))["length"]

@@ -24,10 +24,10 @@ from tf_transformer.decoding.text_model import TextModel, check_length, padded
 from tf_transformer.inference.alignment import Aligned
 from tf_transformer.inference.engine import (
     REQUEST_OPTIONS,
-    Answer,
     Engine,
-    Reply,
+    Hypothesis,
     Request,
+    TranslationResult,
     in_batches,
     strings_in,
     warned,
@@ -80,7 +80,7 @@ class Translator(TextModel, Engine):
     """
 
     aligns = True
-    highest: Mapping[str, float] = {
+    max_values: Mapping[str, float] = {
         **dict.fromkeys((*REQUEST_OPTIONS, "n_best"), math.inf),
         "beam_size": MOST_BEAMS,
         "length_penalty": 10,
@@ -97,7 +97,7 @@ class Translator(TextModel, Engine):
         **options: Any,
     ) -> None:
         if languages := {name: options.pop(name) for name in LANGUAGES if name in options}:
-            tokenizer = tokenizer.for_languages(**languages)
+            tokenizer = tokenizer.with_languages(**languages)
         super().__init__(model, tokenizer, export_options=export_options, **options)
         self.batch_size = batch_size
 
@@ -133,12 +133,12 @@ class Translator(TextModel, Engine):
         opener, where = opener_of(path, sources, rebuilds=True)
         built: Rebuilt = opener.rebuild(where, **sources)  # type: ignore[misc]  # `rebuilds` selects one that can
         translator = cls(built.model, built.tokenizer, **{**built.options, **options})
-        facts = dict(built.facts)
+        metadata = dict(built.metadata)
         if built.longest:
-            facts["max_length"] = min(built.longest, translator.max_source_length + translator.extra_length)
-        if "max_beam_size" in facts:
-            facts["max_beam_size"] = max(facts["max_beam_size"], translator.beam_size)
-        return translator.replace(export_options=facts | translator.export_options)
+            metadata["max_length"] = min(built.longest, translator.max_source_length + translator.extra_length)
+        if "max_beam_size" in metadata:
+            metadata["max_beam_size"] = max(metadata["max_beam_size"], translator.beam_size)
+        return translator.replace(export_options=metadata | translator.export_options)
 
     def _described(self) -> str:
         model, config = self.model, self.model.config
@@ -147,12 +147,12 @@ class Translator(TextModel, Engine):
         return f"{count}{layers}, vocab_size={config.vocab_size}"
 
     @property
-    def facts(self) -> Mapping[str, Any]:
+    def metadata(self) -> Mapping[str, Any]:
         """Metadata that an export would have."""
         sizes = {"vocab_size": self.tokenizer.vocab_size, "dtype": self.model.dtype_policy.name}
         languages = dict[str, Any]()
         with contextlib.suppress(BadInput):  # if one is not chosen yet
-            languages |= zip(LANGUAGES, self.tokenizer.spoken(), strict=False)
+            languages |= zip(LANGUAGES, self.tokenizer.current_languages(), strict=False)
         return {**self.export_options, **sizes, **languages, "tokenizer": self.tokenizer.fingerprint}
 
     @property
@@ -191,7 +191,7 @@ class Translator(TextModel, Engine):
         n: Count = 1,
         prefixes: Iterable[str | bytes] | None = None,
         **options: Any,
-    ) -> list[list[Answer]]:
+    ) -> list[list[Hypothesis]]:
         """Returns the n best translations of each text, best first: at least one, at most beam_size.
 
         Args:
@@ -210,9 +210,9 @@ class Translator(TextModel, Engine):
         if len(prefixes) != len(texts):
             raise BadInput(f"expected a prefix for each of {len(texts)} texts, got {len(prefixes)}")
         tokenizer = self._tokenizer_of(request)
-        lengths = [len(row) - tokenizer.codes for row in tokenizer.encode(texts)]
+        lengths = [len(row) - tokenizer.num_language_tokens for row in tokenizer.encode(texts)]
         limits = ops.convert_to_numpy(self.limit(np.array(lengths, np.int32), MOST))
-        ids = [row[tokenizer.codes :] for row in tokenizer.encode_target(prefixes)]
+        ids = [row[tokenizer.num_language_tokens :] for row in tokenizer.encode_target(prefixes)]
         for i, (limit, row) in enumerate(zip(limits, ids, strict=True)):
             if limit and len(row) > limit:
                 raise BadInput(
@@ -221,16 +221,16 @@ class Translator(TextModel, Engine):
             if UNKNOWN_ID in row:
                 raise BadInput(f"prefixes: expected symbols of the vocabulary, got {prefixes[i]!r:.99} at place {i}")
 
-        def translate(indices: list[int]) -> Iterable[Reply]:
+        def translate(indices: list[int]) -> Iterable[TranslationResult]:
             return self._replies([texts[i] for i in indices], request, [ids[i] for i in indices])
 
         with Progress(len(texts), "texts") as progress:
             replies = in_batches(translate, texts, self.batch_size, progress.add)
-        return [list(reply.answers) for reply in warned(replies)]
+        return [list(reply.hypotheses) for reply in warned(replies)]
 
     def _replies(
         self, texts: list[str | bytes], request: Request, prefixes: list[list[int]] | None = None
-    ) -> Iterator[Reply]:
+    ) -> Iterator[TranslationResult]:
         options, beams, longest = self._options_of(request)
         n, tokenizer = min(request.n or 1, beams), self._tokenizer_of(request)
 
@@ -246,11 +246,11 @@ class Translator(TextModel, Engine):
         rows = self._outputs(name, search, len(texts), n, tokenizer, read, columns, options, np.int32(n))
         for source, (length, truncated, *values) in zip(texts, rows, strict=True):
             answers = [
-                Answer(text, score, log_prob, finished, tokens - finished)
+                Hypothesis(text, score, log_prob, finished, tokens - finished)
                 for k, (text, score, log_prob, tokens, finished) in enumerate(zip(*values, strict=True))
                 if k == 0 or tokens
             ]
-            yield Reply(source, tuple(answers), length, truncated)
+            yield TranslationResult(source, tuple(answers), length, truncated)
 
     def _aligned(self, texts: list[str | bytes], request: Request) -> Iterator[Aligned]:
         (options, beams, longest), tokenizer = self._options_of(request), self._tokenizer_of(request)
@@ -301,7 +301,7 @@ class Translator(TextModel, Engine):
             rules = {name: self.options[name] for name in RULES}
             return sampling.sample(problem, uniforms, temperature=temperature, k=k, widest=widest, **rules)
 
-        def translate(indices: list[int]) -> Iterator[Reply]:
+        def translate(indices: list[int]) -> Iterator[TranslationResult]:
             batch = [sources[i] for i in indices]
             read = source, length, _ = self.read(with_rows(batch, self.batch_size), tokenizer)
             fixed = self.fixed(source, 1)
@@ -309,14 +309,14 @@ class Translator(TextModel, Engine):
             columns, name = [sampling.uniforms_of(seed, indices, longest)], f"sample, {len(settings)}, {widest}"
             rows = self._outputs(name, draw, len(batch), 1, tokenizer, read, columns, *settings)
             for text, (length, truncated, texts, scores, *_) in zip(batch, rows, strict=True):
-                yield Reply(text, (Answer(texts[0], scores[0]),), length, truncated)
+                yield TranslationResult(text, (Hypothesis(texts[0], scores[0]),), length, truncated)
 
         with Progress(len(sources), "texts") as progress:
             replies = in_batches(translate, sources, self.batch_size, progress.add)
         return [reply.text for reply in warned(replies)]
 
     def _tokenizer_of(self, request: Request) -> Tokenizer:
-        return self.tokenizer.for_languages(**request.languages) if request.languages else self.tokenizer
+        return self.tokenizer.with_languages(**request.languages) if request.languages else self.tokenizer
 
     def _options_of(self, request: Request) -> tuple[dict[str, np.ndarray], int, int | None]:
         """Returns the options of a call, and the beams and the longest output that its search has room for.
@@ -335,8 +335,8 @@ class Translator(TextModel, Engine):
         """Tokenizes like `source`, by this model's tokenizer for some languages. The number of ids may be `rounded`."""
         beginnings = begun(texts, self.max_source_length)
         rows, cut = tokenizer.encode([text for text, _ in beginnings]), [is_cut for _, is_cut in beginnings]
-        length = np.array([len(row) - tokenizer.codes for row in rows], np.int32)
-        most = self.max_source_length + tokenizer.codes
+        length = np.array([len(row) - tokenizer.num_language_tokens for row in rows], np.int32)
+        most = self.max_source_length + tokenizer.num_language_tokens
         rows = [[*row[:most], EOS_ID] for row in rows]
         return padded(rows, width_of(rows, most + 1)), length, np.array(cut, bool) | (length > self.max_source_length)
 
@@ -405,7 +405,7 @@ class Translator(TextModel, Engine):
         return Attention(source_tokens, output_tokens, scores)
 
     def _target(self, text: str) -> list[int]:
-        return self.tokenizer.encode_target([text])[0][self.tokenizer.codes :]
+        return self.tokenizer.encode_target([text])[0][self.tokenizer.num_language_tokens :]
 
     def ended(self, name: str, ids: Sequence[int]) -> list[int]:
         """Appends EOS to the ids of an output. Raises `BadInput` with `name` if it is empty or too long."""

@@ -19,7 +19,7 @@ class Model(keras.Model):
     batch. Gradients are summed first, then measured, clipped and applied.
 
     Attributes:
-        parts: Number of parts in which a replica computes its rows, one after the other, to save memory.
+        num_microbatches: Number of parts of a replica's rows, computed one after the other to save memory.
         skip_not_finite: Whether to skip an update with a NaN or an infinity, which then changes neither weights nor
             moments, the optimizer's step or metrics.
         steps_made: Variable, the number of steps since `compile`.
@@ -28,7 +28,7 @@ class Model(keras.Model):
         gradient_norm: Variable, the norm of the last gradient before clipping.
     """
 
-    parts = 1
+    num_microbatches = 1
     skip_not_finite = False
 
     def make_train_function(self, force: bool = False) -> Any:
@@ -66,7 +66,7 @@ class Model(keras.Model):
 
     def train_step(self, data: Tensor) -> dict[str, Any]:
         before = self._metrics_now()
-        N = self.parts
+        N = self.num_microbatches
         parts = [tf.nest.map_structure(lambda ids, i=i: ids[i::N], data) if N > 1 else data for i in range(N)]
         parts = [keras.utils.unpack_x_y_sample_weight(part) for part in parts]
         tokens = over_replicas(tf.stack([self._count(y) for _, y, _ in parts]))

@@ -62,7 +62,7 @@ class Root(tf.Module):
         tokenizer: Its tokenizer.
         signatures: Signatures besides `model_info`.
         warm: Options of the signatures to warm up before the server is ready, by name.
-        facts: More values of `model_info`.
+        metadata: More values of `model_info`.
 
     Raises:
         BadInput: If a weight is not finite.
@@ -74,7 +74,7 @@ class Root(tf.Module):
         tokenizer: Tokenizer,
         signatures: Iterable[Signature],
         warm: dict[str, dict[str, Any]],
-        **facts: Any,
+        **metadata: Any,
     ) -> None:
         super().__init__()
         require_tensorflow("a SavedModel")
@@ -89,9 +89,9 @@ class Root(tf.Module):
         self.tokenizer_model: bytes = tokenizer.model
         self.first_piece = tokenizer.first_piece
         self.warm = warm
-        self.facts: dict[str, object] = {}
+        self.metadata: dict[str, object] = {}
         self.describe(
-            **facts,
+            **metadata,
             contract=CONTRACT,
             vocab_size=tokenizer.vocab_size,
             tokenizer=tokenizer.fingerprint,
@@ -112,14 +112,16 @@ class Root(tf.Module):
         """The signatures by name, for `tf.saved_model.save`."""
         return {name: getattr(self, name) for name in self.names}
 
-    def describe(self, **facts: Any) -> None:
+    def describe(self, **metadata: Any) -> None:
         """Adds values to `model_info`. Raises `BadInput` if one is neither text nor a number."""
-        facts = {
+        metadata = {
             name: "inf" if number(value) == math.inf else convert(name, value, Fact)  # JSON has no infinity
-            for name, value in facts.items()
+            for name, value in metadata.items()
         }
-        self.facts = {**self.facts, **facts}
-        values = tf.lookup.KeyValueTensorInitializer(list(self.facts), [str(value) for value in self.facts.values()])
+        self.metadata = {**self.metadata, **metadata}
+        values = tf.lookup.KeyValueTensorInitializer(
+            list(self.metadata), [str(value) for value in self.metadata.values()]
+        )
         self.table = table = tf.lookup.StaticHashTable(values, "", name="model_info")
 
         def model_info(key: Tensor) -> Any:
@@ -139,7 +141,7 @@ class Export(Root):
         max_length: Default and maximum number of tokens in a translation, including EOS.
         completions: Whether to add a signature "complete", whose outputs begin with a prefix. It makes the graph a
             fifth larger.
-        facts: More values of `model_info`, such as source_language, target_language, step, bleu. In a multilingual
+        metadata: More values of `model_info`, such as source_language, target_language, step, bleu. In a multilingual
             model the first two are the defaults of inputs, and default to those of the translator.
 
     Raises:
@@ -155,16 +157,16 @@ class Export(Root):
         max_beam_size: Beams = SEARCH_OPTIONS["beam_size"].highest,
         max_length: Length = SEARCH_OPTIONS["max_length"].default,
         completions: bool = False,
-        **facts: Any,
+        **metadata: Any,
     ) -> None:
         values = translator.options | {"n_best": n_best, "max_length": max_length}
         highest = {"beam_size": max_beam_size, "n_best": max_beam_size, "max_length": max_length}
         of_request(values, highest | {"max_length": math.inf})
         if translator.tokenizer.languages:
-            translator = translator.speaking(*(facts.get(name) for name in LANGUAGES))
-            facts |= dict(zip(LANGUAGES, translator.tokenizer.spoken(), strict=True))
-            facts["languages"] = ", ".join(translator.tokenizer.languages)
-        graph = _Graph(translator, values, highest, {name: facts[name] for name in LANGUAGES if name in facts})
+            translator = translator.with_languages(*(metadata.get(name) for name in LANGUAGES))
+            metadata |= dict(zip(LANGUAGES, translator.tokenizer.current_languages(), strict=True))
+            metadata["languages"] = ", ".join(translator.tokenizer.languages)
+        graph = _Graph(translator, values, highest, {name: metadata[name] for name in LANGUAGES if name in metadata})
         options = graph.defaults | graph.languages
         signatures = [
             Signature("serving_default", graph.serving_default),
@@ -176,9 +178,9 @@ class Export(Root):
         ]
         if completions:
             signatures.append(Signature("complete", graph.translate, ("text", "prefix"), options))
-        warm = {"serving_default": {}, "translate": {name: (values | facts)[name] for name in options}}
+        warm = {"serving_default": {}, "translate": {name: (values | metadata)[name] for name in options}}
         limits = values | {"max_beam_size": max_beam_size}
-        super().__init__(translator.model, translator.tokenizer, signatures, warm, **facts, **limits)
+        super().__init__(translator.model, translator.tokenizer, signatures, warm, **metadata, **limits)
 
 
 class _Graph:
@@ -223,7 +225,7 @@ class _Graph:
     def _search_rows(
         self, text: Tensor, exact_n: Tensor, rows: Tensor, languages: Sequence[Tensor], prefix: Tensor = None
     ) -> Any:
-        model = self.translator.speaking(*languages)
+        model = self.translator.with_languages(*languages)
         source, source_length, truncated = model.source(text)
         options = {"n_best": self.n_best, "exact_n": exact_n, **rows}
         if prefix is None:
@@ -277,7 +279,7 @@ class _Graph:
 
     def score(self, source: Tensor, target: Tensor, **inputs: Any) -> Any:
         source, target = (tf.ensure_shape(text, [None]) for text in (source, target))
-        model = self.translator.speaking(*self._languages_of(source, inputs))
+        model = self.translator.with_languages(*self._languages_of(source, inputs))
         source_ids, _, cut = model.source(source)
         target_ids, _, target_cut = model.reference(target)
         log_probs = model.force(source_ids, target_ids)
@@ -288,7 +290,7 @@ class _Graph:
         return {"log_prob": log_prob, "score": scores, "length": length - 1, "truncated": cut | target_cut}
 
     def tokenize(self, text: Tensor) -> Any:
-        ids = self.tokenizer.tokenize(tf.ensure_shape(text, [None]))[:, self.tokenizer.codes :]
+        ids = self.tokenizer.tokenize(tf.ensure_shape(text, [None]))[:, self.tokenizer.num_language_tokens :]
         return {"tokens": _joined(self.tokenizer.source_pieces(ids)), "length": tf.cast(ids.row_lengths(), tf.int32)}
 
     def detokenize(self, tokens: Tensor) -> Any:

@@ -28,7 +28,7 @@ class Format:
         title: Name in a sentence.
         base: Directory in which programs keep models of this format.
         dtypes: Dtypes that its weights can have.
-        takes: Features that it can hold: "parser", "ensemble", "facts" (such as the step), "scores" (outputs are
+        takes: Features that it can hold: "parser", "ensemble", "metadata" (such as the step), "scores" (outputs are
             preserved exactly, so scores measured here can be stored), "check" (a new export can be checked), and names
             of options that an export fixes.
         save: Writes a `Translator` or a `Parser` to a new path, atomically. `dtype=None` keeps the weights' dtype,
@@ -59,7 +59,7 @@ def _save(
     savedmodel.save_export((model.astype(dtype) if dtype else model).export(**options), path, checked)
 
 
-_TAKES = ("parser", "ensemble", "facts", "scores", "check", "n_best", "max_length", "max_beam_size", "completions")
+_TAKES = ("parser", "ensemble", "metadata", "scores", "check", "n_best", "max_length", "max_beam_size", "completions")
 SAVED_MODEL = Format("savedmodel", "a SavedModel", "savedmodels", DTYPES, frozenset(_TAKES), _save)
 
 

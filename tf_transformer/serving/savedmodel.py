@@ -61,7 +61,7 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
         (folder / "batching_params.pbtxt").write_text(batching_params())
         extra = folder / "assets.extra"
         extra.mkdir()
-        description = export.facts | ({"config": export.config} if export.config else {})
+        description = export.metadata | ({"config": export.config} if export.config else {})
         (extra / "tf_transformer.json").write_text(json.dumps(description, indent=2) + "\n")
         (extra / "tokenizer.model").write_bytes(export.tokenizer_model)
         with tf.io.TFRecordWriter(str(extra / "tf_serving_warmup_requests")) as file:
@@ -101,10 +101,10 @@ def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, li
     described = path / "assets.extra" / "tf_transformer.json"
     if not described.is_file():
         raise BadInput(f"{path}: expected a SavedModel of this package, found no {described.relative_to(path)}")
-    facts, tokenizer = read_json(described), read_bytes(described.with_name("tokenizer.model"))
+    metadata, tokenizer = read_json(described), read_bytes(described.with_name("tokenizer.model"))
     with reading(path, "a whole SavedModel of this package"):
-        if (digest := hashlib.sha256(tokenizer).hexdigest()) != facts["tokenizer"]:
-            raise ValueError(f"tokenizer.model: expected the SHA-256 {facts['tokenizer']}, got {digest}")
+        if (digest := hashlib.sha256(tokenizer).hexdigest()) != metadata["tokenizer"]:
+            raise ValueError(f"tokenizer.model: expected the SHA-256 {metadata['tokenizer']}, got {digest}")
     with reading(path, "a whole SavedModel of this package"), plainly_named(path) as plain:
         stored = tf.train.load_checkpoint(str(plain / "variables" / "variables"))
         shapes = {
@@ -114,7 +114,7 @@ def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, li
             raise ValueError("weights that are no larger than their file, got larger ones")
         names = sorted(shapes, key=lambda name: int(name.split("/")[1]))
         try:
-            return facts, tokenizer, [stored.get_tensor(name) for name in names]
+            return metadata, tokenizer, [stored.get_tensor(name) for name in names]
         except IndexError as error:  # TensorFlow's reader raises it if a file is too short
             raise ValueError(str(error)) from error
 
@@ -133,7 +133,7 @@ def batching_params() -> str:
 def warmup_records(export: Root) -> list[bytes]:
     """Returns warm-up requests for the signatures in `export.warm`: one row and a full batch, short and long texts."""
     records = []
-    pieces = range(export.first_piece, int(str(export.facts["vocab_size"])))
+    pieces = range(export.first_piece, int(str(export.metadata["vocab_size"])))
     for rows in (BATCH_SIZES[0], BATCH_SIZES[-1]):
         for tokens in WARMUP_TOKENS:
             # The language is unknown, so a text consists of subwords of the vocabulary.
@@ -142,7 +142,7 @@ def warmup_records(export: Root) -> list[bytes]:
                 # Every row has every option, since a server that merges requests needs them.
                 inputs = {"text": [text.encode()] * rows}
                 inputs |= {option: [value] * rows for option, value in options.items()}
-                records.append(prediction_log(str(export.facts["name"]), name, inputs))
+                records.append(prediction_log(str(export.metadata["name"]), name, inputs))
     return records
 
 

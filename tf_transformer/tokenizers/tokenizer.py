@@ -32,7 +32,7 @@ else:
 BOS_ID = 1
 EOS_ID = 2
 UNKNOWN_ID = 3
-FIRST_ID = 4  # of controls and symbols, if any, then of bytes and pieces
+FIRST_ID = 4  # of control tokens and symbols, if any, then of bytes and pieces
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity")
 RESERVED = re.compile(r"<unk>|<s>|</s>|<pad>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
 
@@ -61,9 +61,9 @@ class Tokenizer:
         self.vocab_size: int = processor.vocab_size()
         ids_of_pieces = range(FIRST_ID, self.vocab_size)
         names = (processor.id_to_piece(id) for id in itertools.takewhile(processor.is_control, ids_of_pieces))
-        # Those of `learn_from` begin with a space. Others, such as ">>de<<", belong to models from elsewhere.
+        # Those of `train_from_iterator` begin with a space. Others, such as ">>de<<", belong to models from elsewhere.
         controls = itertools.takewhile(lambda name: re.match(" .", name), names)
-        self.controls: list[str] = [name[1:] for name in controls]
+        self.control_tokens: list[str] = [name[1:] for name in controls]
         # Symbols come before the bytes.
         after_bytes = max(filter(processor.is_byte, ids_of_pieces), default=FIRST_ID - 1) + 1
         kinds = (processor.is_control, processor.is_byte, processor.is_unused, processor.is_unknown)
@@ -96,11 +96,11 @@ class Tokenizer:
 
     languages: Sequence[str] = ()  # supported languages; none if the model has one pair
     language_ids: Mapping[str, int] = {}  # ids of the languages
-    codes = 0  # number of language ids in a text
+    num_language_tokens = 0  # number of language ids in a text
 
     added: Sequence[str] = ()  # tokens that are matched in a text before SentencePiece reads what is between them
 
-    def for_languages(self, source_language: Any = None, target_language: Any = None) -> "Tokenizer":
+    def with_languages(self, source_language: Any = None, target_language: Any = None) -> "Tokenizer":
         """Returns a tokenizer for other languages of sources and targets. `None` keeps a language.
 
         Args:
@@ -115,7 +115,7 @@ class Tokenizer:
             return self
         raise BadInput(f"language: expected none, since this model has one pair of languages, got {language!r}")
 
-    def spoken(self) -> tuple[Any, ...]:
+    def current_languages(self) -> tuple[Any, ...]:
         """Returns the languages of sources and targets, all of which must be set; () if `languages` is empty."""
         return ()
 
@@ -138,28 +138,28 @@ class Tokenizer:
 
     @classmethod
     @checked
-    def learn(
+    def train(
         cls, files: Iterable[str | os.PathLike[str]], vocab_size: Count, kind: VocabularyKind = "bpe", **options: Any
     ) -> "Tokenizer":
         """Learns a vocabulary from text files, plain or .gz, one sentence per line.
 
         Args:
             files: Paths. Source and target together make a shared vocabulary.
-            vocab_size: As in `learn_from`, which also documents the other arguments.
+            vocab_size: As in `train_from_iterator`, which also documents the other arguments.
         """
-        return cls.learn_from(sentences(files), vocab_size, kind, **options)
+        return cls.train_from_iterator(sentences(files), vocab_size, kind, **options)
 
     @classmethod
     @checked
-    def learn_from(
+    def train_from_iterator(
         cls,
         sentences: Iterable[str],
         vocab_size: Count,
         kind: VocabularyKind = "bpe",
         sample: Annotated[int, between(101, MOST)] = 5_000_000,  # SentencePiece's range
         threads: Annotated[int, between(1, 1_024)] = 2,
-        symbols: Sequence[str] = (),
-        controls: Sequence[str] = (),
+        user_defined_symbols: Sequence[str] = (),
+        control_tokens: Sequence[str] = (),
         normalization: str = "nmt_nfkc",
     ) -> "Tokenizer":
         """Learns a vocabulary from sentences, which are read once.
@@ -171,16 +171,16 @@ class Tokenizer:
             sample: Maximum number of sentences to learn from, above 100, which bounds the memory. SentencePiece samples
                 them without a seed.
             threads: Threads of SentencePiece's trainer.
-            symbols: Strings that are always one piece, such as "<2de>" for a language (SentencePiece's
-                user_defined_symbols): printable, without white space.
-            controls: Control tokens, which no text contains, with the ids from 4 on, before the symbols.
+            user_defined_symbols: Strings that are always one piece, such as "<2de>" for a language: printable, without
+                whitespace.
+            control_tokens: Control tokens, which no text contains, with the ids from 4 on, before the symbols.
             normalization: SentencePiece's normal form of texts. "nmt_nfkc" changes "10² m" to "102 m" and removes the
                 zero width non-joiner from Persian words (docs/reference/vocabulary.md lists all changes), "nfkc" keeps
                 the latter, "identity" keeps both.
         """
         if normalization not in NORMALIZATIONS:
             raise BadInput(f"normalization: expected one of {', '.join(NORMALIZATIONS)}; got {normalization!r}")
-        symbols, controls = list(symbols), list(controls)
+        symbols, controls = list(user_defined_symbols), list(control_tokens)
         check_symbols(symbols)
         least = FIRST_ID + len(controls) + len(symbols) + 256 + 1
         if vocab_size < least:

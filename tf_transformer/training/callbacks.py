@@ -27,7 +27,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.training.checkpoints import Checkpoints as Checkpoints
 from tf_transformer.training.checkpoints import Logs, numbers_in
-from tf_transformer.training.checkpoints import Stopped as Stopped
+from tf_transformer.training.checkpoints import TrainingInterrupted as TrainingInterrupted
 from tf_transformer.training.run import Run
 from tf_transformer.utils.files import encoded, user_path
 from tf_transformer.utils.terminal import is_watched, say
@@ -120,7 +120,7 @@ class DevScore(keras.callbacks.Callback):
                 tf.summary.image("attention of the last layer's heads", heads, max_outputs=len(heads))
 
 
-class PlainLines(keras.callbacks.Callback):
+class ProgressLogger(keras.callbacks.Callback):
     """Progress for a log file: a line every N seconds, and one at the end of an epoch.
 
     Args:
@@ -155,7 +155,7 @@ class PlainLines(keras.callbacks.Callback):
         say(f"{start}: {', '.join(values)}")
 
 
-class Bar(PlainLines):
+class Bar(ProgressLogger):
     """Progress on a terminal or in a notebook: Keras's bar for the steps to the next checkpoint, and a line there.
 
     Args:
@@ -281,7 +281,7 @@ class StopAfter(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-class Scalars(keras.callbacks.Callback):
+class TensorBoardScalars(keras.callbacks.Callback):
     """Writes the values of each epoch for TensorBoard by its own package, without TensorFlow.
 
     Args:
@@ -319,7 +319,7 @@ def board(logs: Path) -> list[keras.callbacks.Callback]:
         return []
     if _is_installed("tensorflow"):
         return [keras.callbacks.TensorBoard(str(logs), write_graph=False)]
-    return [Scalars(logs)]
+    return [TensorBoardScalars(logs)]
 
 
 def _is_installed(name: str) -> bool:
@@ -332,4 +332,4 @@ def _is_installed(name: str) -> bool:
 @checked
 def progress(steps: Count) -> keras.callbacks.Callback:
     """Returns the callback that shows progress: a bar on a terminal or in a notebook, lines elsewhere."""
-    return Bar(steps) if is_watched(sys.stdout) else PlainLines(steps=steps)
+    return Bar(steps) if is_watched(sys.stdout) else ProgressLogger(steps=steps)

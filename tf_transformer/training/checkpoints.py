@@ -14,7 +14,7 @@ from keras.ops import convert_to_numpy
 
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.training.run import Run, compiled, inner
-from tf_transformer.utils.terminal import Stopped as Stopped
+from tf_transformer.utils.terminal import TrainingInterrupted as TrainingInterrupted
 from tf_transformer.utils.terminal import duration, say, say_in_a_handler
 from tf_transformer.utils.values import Count, checked
 
@@ -174,12 +174,12 @@ class Checkpoints(keras.callbacks.Callback):
         if self.told_to_stop:  # also by a signal while the last epoch ended
             raise self._stopped()
 
-    def _stopped(self) -> Stopped:
-        return Stopped(f"stopped after saving step {self.step:,}", self.told_to_stop)
+    def _stopped(self) -> TrainingInterrupted:
+        return TrainingInterrupted(f"stopped after saving step {self.step:,}", self.told_to_stop)
 
     @contextlib.contextmanager
     def saving_on_signals(self) -> Iterator[None]:
-        """Inside this block, SIGTERM and Ctrl-C save a checkpoint and raise `Stopped`; a second Ctrl-C stops at once.
+        """Makes SIGTERM and Ctrl-C save a checkpoint and raise `TrainingInterrupted`. A second Ctrl-C exits at once.
 
         While an epoch is scored they end the scoring, so its row in the history has fewer values. Ignored signals are
         still ignored, as Ctrl-C is in a program that a script starts with &.

@@ -11,8 +11,12 @@ from keras import ops
 from tf_transformer.layers.gradients import traced_once
 from tf_transformer.models.transformer import check_finite
 from tf_transformer.utils.files import user_path
+from tf_transformer.utils.reading import with_new_names
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import BadInput, Count, Positive, Rate, checked
+
+# Options in files written before, by class.
+RENAMED = {"WarmupSchedule": {"factor": "learning_rate_factor"}, "SmoothedCrossEntropy": {"epsilon": "label_smoothing"}}
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -22,23 +26,31 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
     Args:
         d_model: Width of the model.
         warmup_steps: Steps of linear growth.
-        factor: Multiplies the rate. The paper's is 1.
+        learning_rate_factor: Factor of the rate. The paper's is 1.
     """
 
     @checked
-    def __init__(self, d_model: Count, warmup_steps: Count = 4000, factor: Positive = 1.0) -> None:
+    def __init__(self, d_model: Count, warmup_steps: Count = 4000, learning_rate_factor: Positive = 1.0) -> None:
         self.d_model = d_model
         self.warmup_steps = warmup_steps
-        self.factor = factor
+        self.learning_rate_factor = learning_rate_factor
 
     def __call__(self, step: Tensor) -> Any:
         # An optimizer's first step is 0, the paper's is 1.
         step_num = ops.cast(step, "float32") + 1.0
         rate = ops.minimum(step_num**-0.5, step_num * self.warmup_steps**-1.5)
-        return self.factor * self.d_model**-0.5 * rate
+        return self.learning_rate_factor * self.d_model**-0.5 * rate
 
     def get_config(self) -> dict[str, Any]:
-        return {"d_model": self.d_model, "warmup_steps": self.warmup_steps, "factor": self.factor}
+        return {
+            "d_model": self.d_model,
+            "warmup_steps": self.warmup_steps,
+            "learning_rate_factor": self.learning_rate_factor,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        return cls(**with_new_names(config, RENAMED["WarmupSchedule"]))
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -137,8 +149,8 @@ def _flat(targets: Tensor, logits: Tensor) -> tuple[Any, Any]:
 
 
 @checked
-def smoothed_cross_entropy(targets: Tensor, logits: Tensor, epsilon: Rate) -> Any:
-    """Returns each token's cross-entropy against (1 - epsilon) on the label plus epsilon / V on every class.
+def smoothed_cross_entropy(targets: Tensor, logits: Tensor, label_smoothing: Rate) -> Any:
+    """Returns each token's cross-entropy against the label, smoothed by label_smoothing / V on every class.
 
     The gradient, softmax(logits) minus that distribution, is written by hand: automatic differentiation passes over
     arrays of the logits' size many more times.
@@ -146,12 +158,12 @@ def smoothed_cross_entropy(targets: Tensor, logits: Tensor, epsilon: Rate) -> An
     Args:
         targets: Labels, int32 of shape `(B, T)`.
         logits: Logits, float32 of shape `(B, T, V)`.
-        epsilon: Label smoothing, epsilon_ls.
+        label_smoothing: The paper's epsilon_ls.
 
     Returns:
         Losses in nats, float32 of shape `(B, T)`.
     """
-    losses = _smoothed_cross_entropy(*_flat(targets, logits), ops.convert_to_tensor(epsilon, "float32"))
+    losses = _smoothed_cross_entropy(*_flat(targets, logits), ops.convert_to_tensor(label_smoothing, "float32"))
     return ops.reshape(losses, ops.shape(targets))
 
 
@@ -249,11 +261,11 @@ def _wrong_label(y_true: Tensor, counted: Tensor, V: Any) -> int | None:
 class SmoothedCrossEntropy(keras.losses.Loss):
     """Cross-entropy with label smoothing (section 5.4; Szegedy et al. 2015), a mean over the tokens that count.
 
-    The target distribution is (1 - epsilon) on the label plus epsilon / V on each of the V classes. Under a
-    `tf.distribute` strategy the mean is over the tokens of all replicas.
+    The target distribution is 1 - label_smoothing on the label plus label_smoothing / V on each of the V classes. Under
+    a `tf.distribute` strategy the mean is over the tokens of all replicas.
 
     Args:
-        epsilon: Label smoothing, from 0 to below 1.
+        label_smoothing: The paper's epsilon_ls, from 0 to below 1.
         ignore_class: Label of tokens that do not count, such as -100. Defaults to 0, which is padding. If `None`, every
             label is a class. Tokens that the Keras mask of the logits excludes never count.
         reduction: `"sum_over_batch_size"` or `"mean"` for the mean, `"none"` or `None` for the loss of each token.
@@ -275,7 +287,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     @checked
     def __init__(
         self,
-        epsilon: Rate = 0.1,
+        label_smoothing: Rate = 0.1,
         name: str = "smoothed_cross_entropy",
         ignore_class: int | None = 0,
         reduction: Literal["sum_over_batch_size", "mean", "none"] | None = "sum_over_batch_size",
@@ -283,11 +295,11 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     ) -> None:
         if unknown := ", ".join(sorted(kwargs.keys() - {"dtype"})):
             raise BadInput(
-                f"SmoothedCrossEntropy: expected epsilon, name, ignore_class or reduction, got {unknown}. "
-                "epsilon is the label smoothing, and predictions are logits."
+                f"SmoothedCrossEntropy: expected label_smoothing, name, ignore_class or reduction, got {unknown}. "
+                "Predictions are logits."
             )
         super().__init__(name, reduction, "float32")
-        self.epsilon = epsilon
+        self.label_smoothing = label_smoothing
         self.ignore_class = ignore_class
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> Any:
@@ -303,13 +315,14 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         return ops.sum(losses / ops.maximum(count, 1.0))
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Any:
-        return smoothed_cross_entropy(y_true, y_pred, self.epsilon)
+        return smoothed_cross_entropy(y_true, y_pred, self.label_smoothing)
 
     def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"epsilon": self.epsilon, "ignore_class": self.ignore_class}
+        return super().get_config() | {"label_smoothing": self.label_smoothing, "ignore_class": self.ignore_class}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "SmoothedCrossEntropy":
+        config = with_new_names(config, RENAMED["SmoothedCrossEntropy"])
         # Configs without ignore_class call the mean "sum".
         return cls(**{name: value for name, value in config.items() if (name, value) != ("reduction", "sum")})
 

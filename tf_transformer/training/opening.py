@@ -55,8 +55,8 @@ def from_runs(folders: list[str | Path], average_last: Count | None = None) -> R
         raise BadInput(f"expected runs with one tokenizer, got {' '.join(str(run.path) for run in runs)} with several")
     start = settings.get("start")
     # The step of the start is not the run's.
-    facts = {name: value for name, value in start.items() if name != "step"} if isinstance(start, dict) else {}
-    return Rebuilt(together(models), tokenizers[0], {}, facts)
+    metadata = {name: value for name, value in start.items() if name != "step"} if isinstance(start, dict) else {}
+    return Rebuilt(together(models), tokenizers[0], {}, metadata)
 
 
 def open_runs(folders: list[str], **options: Any) -> Engine:

@@ -1,17 +1,17 @@
 """The settings of a training, and the recipe of each preset."""
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from tf_transformer.config import PRESETS, BadInput
 from tf_transformer.utils.type_names import VocabularyKind
 from tf_transformer.utils.values import Count, Natural, Positive, Rate, Seed, between, check_fields, checked
 
-Parts = Annotated[int, between(1, 1_024)]  # the graph of a step has all of them
+Microbatches = Annotated[int, between(1, 1_024)]  # The graph of a step has all of them.
 PAPER_STEPS = 100_000  # of `base` (section 5.2)
 # Options that may change when a run is resumed.
-CHANGEABLE = {"steps", "epochs", "eval_every", "stop_after", "average_last", "dev_sentences"}
-CHANGEABLE |= {"parts", "on_nan", "jit_compile"}
+CHANGEABLE = {"steps", "epochs", "eval_every", "early_stopping_patience", "average_last", "dev_sentences"}
+CHANGEABLE |= {"num_microbatches", "on_nan", "jit_compile"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,31 +20,30 @@ class Recipe:
 
     Attributes:
         steps: number of updates. `None` means the paper's 100,000 for `base`, unless `epochs` is set.
-        epochs: passes over the training set, instead of `steps`.
-        batch_tokens: source tokens in a batch, and as many target tokens. Padding is included (section 5.1).
-        warmup_steps: steps in which the learning rate grows, equation (3).
-        factor: multiplies equation (3)'s learning rate.
-        learning_rate: a constant rate after the warm-up, as for fine-tuning. `None` means equation (3).
-        cooldown_steps: last steps, in which the learning rate falls to 0. The paper has none; see Zhai et al. (2022).
-        eval_every: approximate steps between checkpoints. The last is at the end. `None` means a twentieth of all
-            steps, and at most 1,500.
-        stop_after: checkpoints in a row without a better dev score that end the training. If there are no scores, the
-            dev loss is used. `None` means never.
-        average_last: checkpoints to average at the end (section 6.1), and to keep, two at least. `None` means 5, or 1
-            with `ema_momentum`.
-        dev_sentences: sentences of the dev set to decode at each checkpoint.
-        tokenizer: kind of vocabulary to train, "bpe" or "unigram" (section 5.1). Texts are normalized first
+        epochs: number of passes over the training set, instead of `steps`.
+        batch_tokens: source tokens per batch, and as many target tokens, padding included (section 5.1).
+        warmup_steps: steps over which the learning rate grows, equation (3).
+        learning_rate_factor: factor of equation (3)'s learning rate.
+        learning_rate: constant learning rate after the warm-up, as for fine-tuning. `None` means equation (3).
+        cooldown_steps: final steps over which the learning rate falls to 0 (Zhai et al. 2022). The paper has none.
+        eval_every: approximate number of steps between checkpoints. `None` means a twentieth of all steps, at most
+            1,500.
+        early_stopping_patience: checkpoints without a better dev score, or dev loss if there are no scores, after which
+            training ends. `None` means never.
+        average_last: number of checkpoints to keep, at least 2, and to average at the end (section 6.1). `None` means
+            5, or 1 with `ema_momentum`.
+        dev_sentences: number of dev sentences to decode at each checkpoint.
+        tokenizer: kind of vocabulary to train, "bpe" or "unigram" (section 5.1). It reads texts in a normal form
             (docs/reference/vocabulary.md).
-        mixed_precision: "bfloat16" or "float16" to compute in, with weights in float32. `None` means float32.
-        parts: compute a batch in this many parts: the same update, less memory. They come one after the other.
-        clip_norm: maximum norm of a gradient. Larger ones are scaled down to it; `None` means no limit.
-        ema_momentum: momentum of a moving average of the weights, for example 0.999. It covers about
-            1 / (1 - momentum) steps, and replaces the weights in scores and checkpoints. `None` means none.
-        on_nan: if a loss or a gradient is not finite, "stop", or "skip" the update.
-        jit_compile: whether XLA compiles the training step: "on", "off", or "auto". It compiles once for each shape of
-            batches. "auto" is Keras's choice, which is on with one GPU.
-        seed: seed of weights, dropout and the order of the training set. Any integer: one below 0, or beyond 32 bits,
-            becomes one of 32 bits.
+        mixed_precision: compute dtype, "bfloat16" or "float16", with weights in float32. `None` means float32.
+        num_microbatches: number of microbatches per batch, computed one after the other: the same update, less memory.
+        clip_norm: maximum norm of the gradients, which are scaled down to it. `None` means no limit.
+        ema_momentum: momentum of a moving average of the weights, for example 0.999, about 1 / (1 - momentum) steps.
+            The average replaces the weights in scores and checkpoints. `None` means no average.
+        on_nan: what to do if a loss or a gradient is not finite, "stop", or "skip" the update.
+        jit_compile: whether XLA compiles the training step, once per batch shape: "on", "off", or "auto", which is
+            Keras's choice: on with one GPU.
+        seed: random seed of weights, dropout and data order, any integer.
 
     Raises:
         BadInput: If a value is out of range.
@@ -54,21 +53,28 @@ class Recipe:
     epochs: Count | None = None
     batch_tokens: Count = 25_000
     warmup_steps: Count = 4_000
-    factor: Positive = 1.0
+    learning_rate_factor: Positive = 1.0
     learning_rate: Positive | None = None
     cooldown_steps: Natural = 0
     eval_every: Count | None = None
-    stop_after: Count | None = None
+    early_stopping_patience: Count | None = None
     average_last: Count | None = None
     dev_sentences: Count = 500
     tokenizer: VocabularyKind = "bpe"
     mixed_precision: Literal["bfloat16", "float16"] | None = None
-    parts: Parts = 1
+    num_microbatches: Microbatches = 1
     clip_norm: Positive | None = None
     ema_momentum: Rate | None = None
     on_nan: Literal["stop", "skip"] = "stop"
     jit_compile: Literal["auto", "on", "off"] = "auto"
     seed: Seed = 1
+
+    # Names of fields in config.json files written before.
+    RENAMED: ClassVar = {
+        "factor": "learning_rate_factor",
+        "parts": "num_microbatches",
+        "stop_after": "early_stopping_patience",
+    }
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -102,11 +108,13 @@ RECIPES = {
     "tiny": Recipe(steps=800, batch_tokens=2_048, warmup_steps=300, eval_every=80),
     "small": Recipe(steps=12_000, batch_tokens=2_048, warmup_steps=800, cooldown_steps=3_000, eval_every=500),
     # The learning rate rises to 0.005 (Wu et al. 2021).
-    "multi30k": Recipe(steps=8_000, batch_tokens=4_096, warmup_steps=2_000, factor=2.53, eval_every=250),
+    "multi30k": Recipe(steps=8_000, batch_tokens=4_096, warmup_steps=2_000, learning_rate_factor=2.53, eval_every=250),
     # Ten minutes between checkpoints, as the paper has them on 8 P100.
     "base": Recipe(steps=PAPER_STEPS, eval_every=1_500),
     "big": Recipe(steps=300_000, eval_every=600),
-    "parsing_small": Recipe(steps=14_000, batch_tokens=2_048, warmup_steps=600, factor=1.5, eval_every=1_000),
+    "parsing_small": Recipe(
+        steps=14_000, batch_tokens=2_048, warmup_steps=600, learning_rate_factor=1.5, eval_every=1_000
+    ),
     "parsing_wsj": Recipe(steps=300_000, eval_every=1_000),
     "parsing_semi": Recipe(steps=300_000, eval_every=1_000),
 }

@@ -17,10 +17,10 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.layers.lora import wake_adapters
-from tf_transformer.training.losses import SmoothedCrossEntropy
+from tf_transformer.training.losses import RENAMED, SmoothedCrossEntropy
 from tf_transformer.training.recipe import CHANGEABLE, Recipe
 from tf_transformer.utils.files import checksum, flush, locked, user_path, write_json, write_text
-from tf_transformer.utils.reading import check_file, check_h5, check_kinds, made_of, read_json, reading
+from tf_transformer.utils.reading import check_file, check_h5, check_kinds, made_of, read_json, reading, with_new_names
 from tf_transformer.utils.terminal import say
 from tf_transformer.utils.values import Count, Natural, checked
 
@@ -131,7 +131,8 @@ class Run:
         with reading(file, "a run's configuration"):
             settings = check_kinds(settings, SETTINGS | {"start": dict, "frozen": list, "keras": dict})
             made_of(Recipe, settings["recipe"])
-        return settings
+            settings["recipe"] = with_new_names(settings["recipe"], Recipe.RENAMED)
+        return dict(_with_new_options(settings))
 
     def begin(self, settings: dict[str, Any]) -> None:
         """Creates the folder of a new run with these settings."""
@@ -356,6 +357,16 @@ def described(thing: Any) -> Any:
     except (AttributeError, NotImplementedError):  # the latter from Keras's base class
         return name
     return {"class_name": name, "config": json.loads(settings, object_hook=without_name)}
+
+
+def _with_new_options(value: Any) -> Any:
+    """Renames options in descriptions of schedules and losses that were written before."""
+    if not isinstance(value, dict):
+        return value
+    value = {name: _with_new_options(part) for name, part in value.items()}
+    if value.get("class_name") in RENAMED and isinstance(value.get("config"), dict):
+        value["config"] = with_new_names(value["config"], RENAMED[value["class_name"]])
+    return value
 
 
 def _check_room(folder: Path, model: keras.Model) -> None:

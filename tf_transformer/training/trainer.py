@@ -33,7 +33,7 @@ from tf_transformer.training.callbacks import (
     DevText,
     StopAfter,
     StopOnNonFinite,
-    Stopped,
+    TrainingInterrupted,
     board,
     progress,
 )
@@ -118,17 +118,21 @@ class Trainer:
                 raise BadInput(f"config: {got}")
             self.corpus = dataclasses.replace(self.corpus, max_length=config.max_length)
         self._check_optimizer()
-        if not ON_TENSORFLOW and (recipe.parts > 1 or recipe.on_nan != "stop"):
-            got = f"parts={recipe.parts} and on_nan={recipe.on_nan}"
-            raise BadInput(f"expected parts=1 and on_nan=stop on the backend {keras.backend.backend()}, got {got}")
+        if not ON_TENSORFLOW and (recipe.num_microbatches > 1 or recipe.on_nan != "stop"):
+            got = f"num_microbatches={recipe.num_microbatches} and on_nan={recipe.on_nan}"
+            raise BadInput(
+                f"expected num_microbatches=1 and on_nan=stop on the backend {keras.backend.backend()}, got {got}"
+            )
         # Described now, since a callback may change the optimizer's rate in `fit`.
         custom = {"schedule": self.schedule, "optimizer": self.optimizer}
         self._custom = {name: described(value) for name, value in custom.items() if value}
         if self.strategy is not None and not hasattr(self.strategy, "num_replicas_in_sync"):
             raise BadInput(f"strategy: expected a tf.distribute.Strategy or None, got {shown(self.strategy)}")
         self._strategy = self.strategy or distribution.current()
-        if recipe.stop_after and distribution.is_a_worker(self._strategy):
-            raise BadInput(f"stop_after: expected none on several machines, got {recipe.stop_after}")
+        if recipe.early_stopping_patience and distribution.is_a_worker(self._strategy):
+            raise BadInput(
+                f"early_stopping_patience: expected none on several machines, got {recipe.early_stopping_patience}"
+            )
         if recipe.jit_compile == "on" and (replicas := distribution.replicas(self._strategy)) > 1:
             raise BadInput(f"jit_compile: expected auto or off on {replicas} devices, got on, which is for one")
         self.writes = distribution.is_chief(self._strategy)
@@ -200,8 +204,8 @@ class Trainer:
     def fit(self, until: Count | None = None) -> History:
         """Trains, from the run's last checkpoint if there is one. For a finished run, it logs how to train more.
 
-        SIGTERM and Ctrl-C save a checkpoint and then raise `callbacks.Stopped`. If a callback such as `EarlyStopping`
-        ended the run before, `fit` does nothing, unless `until` or the recipe asks for more steps.
+        SIGTERM and Ctrl-C save a checkpoint and raise `callbacks.TrainingInterrupted`. If a callback such as
+        `EarlyStopping` ended the run before, `fit` does nothing, unless `until` or the recipe asks for more steps.
 
         Args:
             until: Step to stop after. A later `fit` resumes there. Defaults to the recipe's last step.
@@ -269,7 +273,7 @@ class Trainer:
                         verbose=0,
                         callbacks=[finite, *scores, *self.callbacks, checkpoints, progress(steps)],
                     )
-                except Stopped as stop:
+                except TrainingInterrupted as stop:
                     # Without a signal's number, `until` is reached.
                     if stop.number:
                         raise
@@ -283,7 +287,7 @@ class Trainer:
         """Returns the run's tokenizer; the process that creates the run has it given or trains it."""
         custom = self.start.tokenizer if self.start else self.tokenizer
         if self.writes and not exists:
-            return custom or self.corpus.learn_tokenizer(self.config.vocab_size, self.recipe.tokenizer)
+            return custom or self.corpus.train_tokenizer(self.config.vocab_size, self.recipe.tokenizer)
         if not exists:
             # The chief writes it first.
             distribution.wait_for_all(self._strategy)
@@ -374,7 +378,7 @@ class Trainer:
         logs, task = self.run.path / "logs", task_of(self.corpus.kind)
         dev = DevText(task.metric, task.score, *self.corpus.dev).thinned(self.recipe.dev_sentences)
         callbacks: list[keras.callbacks.Callback] = [DevScore(task.decoder(model, tokenizer), dev, logs=logs)]
-        if count := self.recipe.stop_after:
+        if count := self.recipe.early_stopping_patience:
             callbacks.append(StopAfter(self.run, f"dev_{task.metric.lower()}", count))
         return [*callbacks, *board(logs)]
 
@@ -389,7 +393,7 @@ class Trainer:
         with distribution.scope(self._strategy):
             model = build_model(self.config, f"mixed_{recipe.mixed_precision}" if recipe.mixed_precision else None)
             if ON_TENSORFLOW:
-                model.parts, model.skip_not_finite = recipe.parts, recipe.on_nan == "skip"
+                model.num_microbatches, model.skip_not_finite = recipe.num_microbatches, recipe.on_nan == "skip"
             model.compile(
                 optimizer=self.optimizer or self._adam(steps),
                 loss=training.SmoothedCrossEntropy(self.config.label_smoothing),
@@ -404,7 +408,9 @@ class Trainer:
             # Keras has no constant rate with a warm-up. This cosine ends with the rate that it begins with.
             options = {"warmup_target": recipe.learning_rate, "warmup_steps": recipe.warmup_steps}
             schedule = keras.optimizers.schedules.CosineDecay(0.0, decay_steps=1, alpha=1.0, **options)
-        schedule = schedule or training.WarmupSchedule(self.config.d_model, recipe.warmup_steps, recipe.factor)
+        schedule = schedule or training.WarmupSchedule(
+            self.config.d_model, recipe.warmup_steps, recipe.learning_rate_factor
+        )
         if recipe.cooldown_steps:
             schedule = training.Cooldown(schedule, min(recipe.cooldown_steps, steps), steps)
         averages = {"use_ema": True, "ema_momentum": recipe.ema_momentum} if recipe.ema_momentum else {}

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -147,8 +147,14 @@ def check_h5(path: str | os.PathLike[str]) -> None:
 
 def made_of(kind: type[Made], values: dict[str, Any]) -> Made:
     """Builds a dataclass, such as a configuration, from a file's values, and ignores unknown keys."""
+    values = with_new_names(values, getattr(kind, "RENAMED", {}))
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: values[name] for name in names if name in values})
+
+
+def with_new_names(values: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Renames keys that files of earlier versions have, {old name: new name}."""
+    return {names.get(name, name): value for name, value in values.items()}
 
 
 def check_kinds(values: dict[str, Any], kinds: dict[str, Any]) -> dict[str, Any]:

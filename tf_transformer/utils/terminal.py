@@ -15,7 +15,7 @@ _HAS_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL" in os.environ
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides lines about CPU instructions and missing GPUs
 
 
-class Stopped(KeyboardInterrupt, SystemExit):
+class TrainingInterrupted(KeyboardInterrupt, SystemExit):
     """Training saved a checkpoint and stopped, on the signal `number` or at the requested step.
 
     It derives from KeyboardInterrupt, so that a loop over runs that continues after an `Exception` ends. It derives

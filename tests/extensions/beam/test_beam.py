@@ -232,7 +232,7 @@ def test_json_and_gzip(tmp_path, saved, plain):
     for row, answer in zip(rows, expected, strict=True):
         assert row.keys() == {"text", "score", "truncated", "empty", "n_best"}
         assert row["score"] == pytest.approx(answer.score, rel=1e-4, abs=1e-5)
-        assert [each["text"] for each in row["n_best"]] == [each.text for each in answer.answers]
+        assert [each["text"] for each in row["n_best"]] == [each.text for each in answer.hypotheses]
         assert (row["text"], row["truncated"], row["empty"]) == (answer.line, answer.truncated, answer.empty)
 
 

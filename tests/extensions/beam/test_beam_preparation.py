@@ -31,7 +31,7 @@ def corpus():
     pairs = toy_corpus.corpus(train=PAIRS, dev=0, test=0)["train"]
     pairs[7], pairs[120], pairs[300] = pairs[3], pairs[119], pairs[3]
     pairs[11], pairs[62], pairs[200] = ("same", "same"), ("", "leer"), ("long " * 300, "lang")
-    return pairs, tt.Tokenizer.learn_from([text for pair in pairs for text in pair], 350)
+    return pairs, tt.Tokenizer.train_from_iterator([text for pair in pairs for text in pair], 350)
 
 
 CLEAN = tt.Filters(duplicates=True, identical=True)

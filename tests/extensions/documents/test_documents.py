@@ -15,7 +15,7 @@ from hostile import TEXTS
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
 from tf_transformer.inference.alignment import Aligned, words_of
-from tf_transformer.inference.engine import Answer, Engine, Reply
+from tf_transformer.inference.engine import Engine, Hypothesis, TranslationResult
 
 MANY = hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
 SPLITTERS = {
@@ -33,21 +33,21 @@ class Words(Engine):
     """Translates words one by one, and gives them in another order, if it is to; it reads a few alone."""
 
     batch_size = 7
-    facts = {"source_language": "en"}  # noqa: RUF012
+    metadata = {"source_language": "en"}  # noqa: RUF012
 
     def __init__(self, one=str, seed=None, most=11, aligns=True, loses=()):
         self.one, self.seed, self.aligns, self.loses = one, seed, aligns, loses
-        self._facts = {"max_source_length": most}
+        self._metadata = {"max_source_length": most}
         self.seen, self.asked = [], []
 
     @property
     def options(self):
-        return self._facts
+        return self._metadata
 
     def _made(self, text):
         text = text.decode() if isinstance(text, bytes) else text
         words = re.findall(r"\S+", text)
-        order = list(range(min(len(words), self._facts["max_source_length"])))
+        order = list(range(min(len(words), self._metadata["max_source_length"])))
         if self.seed is not None:
             random.Random(f"{self.seed}{text!r}").shuffle(order)
         out = [word if re.match(r"[{$%\w+.]*[@{}:%]", word) else self.one(word) for word in (words[i] for i in order)]
@@ -58,7 +58,9 @@ class Words(Engine):
             self.seen.append(text)
             self.asked.append(text)
             words, out, _ = self._made(text)
-            yield Reply(text, (Answer(" ".join(out), 0.0),), len(words), len(words) > len(out) + len(self.loses))
+            yield TranslationResult(
+                text, (Hypothesis(" ".join(out), 0.0),), len(words), len(words) > len(out) + len(self.loses)
+            )
 
     def _aligned(self, texts, request):
         for text in texts:
@@ -89,12 +91,12 @@ def test_an_engine_that_changes_nothing_gives_the_document(text, name, most):
         def _made(self, text):
             text = text.decode() if isinstance(text, bytes) else text
             tokens = re.findall(r"\S[\s\u0301]*", text)
-            return tokens, ["".join(tokens[: self._facts["max_source_length"]])], []
+            return tokens, ["".join(tokens[: self._metadata["max_source_length"]])], []
 
         def _replies(self, texts, request):
             for text in texts:
                 tokens, (out,), _ = self._made(text)
-                yield Reply(text, (Answer(out, 0.0),), len(tokens), len(tokens) > most)
+                yield TranslationResult(text, (Hypothesis(out, 0.0),), len(tokens), len(tokens) > most)
 
     assert Same(most=most).document(text, sentences=SPLITTERS[name]) == text
 
@@ -174,7 +176,7 @@ def test_a_placeholder_that_comes_twice_comes_once():
     class Twice(Words):
         def _replies(self, texts, request):
             for reply in super()._replies(texts, request):
-                yield reply._replace(answers=(Answer(f"{reply.text} {reply.text}", 0.0),))
+                yield reply._replace(hypotheses=(Hypothesis(f"{reply.text} {reply.text}", 0.0),))
 
     assert Twice().document("go {x}") == "go go {x}"
 
@@ -359,7 +361,7 @@ def test_white_space_in_tokens_stays_there(tmp_path):
     texts = [
         text.replace(" ", space, 2) for pair, space in zip(pairs, "\u3000\xa0" * 150, strict=True) for text in pair
     ]
-    tokenizer = tt.Tokenizer.learn_from(texts, 331, normalization="identity")
+    tokenizer = tt.Tokenizer.train_from_iterator(texts, 331, normalization="identity")
     model = random_model(331, 0, 0.0, {})
     embeddings, beta = (
         array(model.embedding.embeddings).copy(),
@@ -389,7 +391,7 @@ def test_pages_of_ten_languages(path):
     sentences, language = int(re.search(r"sentences: (\d+)", document)[1]), path.suffixes[0][1:]
     for seed, aligns in ((None, True), (5, True), (5, False)):
         engine = Words(str.upper, seed, most=99, aligns=aligns)
-        engine.facts = {"source_language": language}
+        engine.metadata = {"source_language": language}
         written = engine.document(document, format)
         before, after = Tags(document), Tags(written)
         assert sorted(after.tags) == sorted(before.tags)

@@ -65,7 +65,7 @@ def test_tokens_that_were_added_have_their_own_rows(family, special, file, with_
     checkpoint = checkpoint_in(folder) if family == "marian" else M2M100Checkpoint(folder)
     tokenizer = checkpoint.tokenizer()
     if family != "marian":
-        tokenizer = tokenizer.for_languages(*list(tokenizer.languages)[:2])
+        tokenizer = tokenizer.with_languages(*list(tokenizer.languages)[:2])
     table = {piece: id for id, piece in enumerate(tokenizer.source.pieces) if id > 2 and piece}
 
     def expected(text):
@@ -79,12 +79,14 @@ def test_tokens_that_were_added_have_their_own_rows(family, special, file, with_
         return [table.get(piece, 3) for row in rows for piece in row]
 
     texts = [*READ, *OTHERS]
-    found = [row[tokenizer.codes :] for row in tokenizer.encode(texts)]
+    found = [row[tokenizer.num_language_tokens :] for row in tokenizer.encode(texts)]
     assert found == [expected(text) for text in texts]
     again = tokenizer_of(tokenizer.model)
     assert again.tokenize(texts).to_list() == tokenizer.encode(texts) and again.added == NAMES
     (row,) = tokenizer.encode(["".join(NAMES[2:])])
-    assert [checkpoint.target.rows[id] for id in row[tokenizer.codes :]] == [ids[name] for name in NAMES[2:]]
+    assert [checkpoint.target.rows[id] for id in row[tokenizer.num_language_tokens :]] == [
+        ids[name] for name in NAMES[2:]
+    ]
     if family == "m2m100":
         assert [tokenizer.tokens(row) for row in found[: len(READ)]] == [
             [piece if piece in table else "<unk>" for piece in row] for row in READ.values()

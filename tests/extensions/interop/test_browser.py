@@ -61,7 +61,7 @@ def tokenizer_of(kind, sentences):
         return checkpoint_in(MARIAN).tokenizer()
     kind, normalization = kind.split()
     symbols = {"symbols": ["<2de>", "<2fr>", "<2fr>x"], "controls": ["NP"]}
-    return tt.Tokenizer.learn_from(sentences, 420, kind, normalization=normalization, **symbols)
+    return tt.Tokenizer.train_from_iterator(sentences, 420, kind, normalization=normalization, **symbols)
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="needs Node")
@@ -138,7 +138,7 @@ def test_it_answers_without_a_server_as_the_client_does(page, sentences):
     (last,) = page.value(SHOWN)
     assert last.removesuffix(" … (not finished)") == client("A man. He sleeps.")
     assert page.value("document.getElementById('note').textContent").startswith("This looks like several sentences.")
-    if client.facts.get("languages"):
+    if client.metadata.get("languages"):
         chosen = {"source_language": "de", "target_language": "en"}
         (found,) = answers(page, "Zwei Hunde.", **chosen)
         assert found.removesuffix(" … (not finished)") == client("Zwei Hunde.", **chosen)

@@ -392,7 +392,7 @@ def test_the_services(places):
         assert tf.make_ndarray(answer.outputs["scores"]).shape == (2, 4)
         for signature, output_filter, inputs, code, message in (
             ("no", (), {"text": ["a"]}, "FAILED_PRECONDITION", 'Serving signature key "no" not found.'),
-            ("translate", ("x",), {"text": ["a"]}, "INVALID_ARGUMENT", "outputs of translate: expected some of finis"),
+            ("translate", ("x",), {"text": ["a"]}, "INVALID_ARGUMENT", "outputs of translate: expected some of "),
             ("translate", (), {"beam_size": [1]}, "INVALID_ARGUMENT", "inputs of translate: expected beam_size, "),
             ("score", (), {"source": ["a"]}, "INVALID_ARGUMENT", "inputs of score: expected source, target, got s"),
             ("tokenize", (), {"text": [1]}, "INVALID_ARGUMENT", "expected to be a string tensor but is a int32"),

@@ -54,7 +54,7 @@ def corpus():
 
 @pytest.fixture(scope="module")
 def tokenizer(corpus):
-    return tt.Tokenizer.learn_from([*corpus[0], *corpus[1]], 331)
+    return tt.Tokenizer.train_from_iterator([*corpus[0], *corpus[1]], 331)
 
 
 class Both:

@@ -190,7 +190,7 @@ def test_other_translators_are_refused(own, read, tmp_path, monkeypatch):
 @pytest.mark.program
 def test_a_check_compares_ids_and_logits(own, tokenizer, tmp_path, monkeypatch):
     """Of a checkpoint that is another model, and of a tag that `transformers` takes for a code of a language."""
-    tagged = tt.Tokenizer.learn_from(["a red door", "two doors"] * 60, 270, symbols=[">>de<<"])
+    tagged = tt.Tokenizer.train_from_iterator(["a red door", "two doors"] * 60, 270, user_defined_symbols=[">>de<<"])
     other = tt.Translator(tt.Transformer(config(vocab_size=270)), tagged)
     with pytest.raises(tt.BadInput, match="'>>de<<.*: expected the ids .*, got a checkpoint that gives"):
         save(other, tmp_path / "tagged", checked=True)
@@ -213,8 +213,10 @@ def test_weights_of_16_bits(dtype, own, tmp_path):
 
 
 def test_the_card_says_what_is_known(own, tmp_path):
-    facts = {"license": "mit", "origin": "somebody/small", "source_language": "en", "target_language": "de"}
-    save(own.replace(export_options=facts), tmp_path / "name/7", step=29, bleu=39.2, bleu_signature="nrefs:1|tok:13a")
+    metadata = {"license": "mit", "origin": "somebody/small", "source_language": "en", "target_language": "de"}
+    save(
+        own.replace(export_options=metadata), tmp_path / "name/7", step=29, bleu=39.2, bleu_signature="nrefs:1|tok:13a"
+    )
     text = (tmp_path / "name/7/README.md").read_text(encoding="utf-8")
     head, body = text.removeprefix("---\n").split("---\n", 1)
     assert 'language: ["de", "en"]\nlicense: "mit"\nbase_model: "somebody/small"\n' in head
@@ -222,7 +224,7 @@ def test_the_card_says_what_is_known(own, tmp_path):
     for row in ("origin | somebody/small", "step | 29", "bleu | 39.2", r"bleu_signature | nrefs:1\|tok:13a"):
         assert f"| {row} |" in body
     again = tt.Translator.from_pretrained(tmp_path / "name/7").export_options
-    assert {**again, "origin": ""} == {**facts, "origin": "", "languages": "de, en", "max_length": 306}
+    assert {**again, "origin": ""} == {**metadata, "origin": "", "languages": "de, en", "max_length": 306}
 
 
 @pytest.mark.program
@@ -230,7 +232,7 @@ def test_the_card_of_a_model_of_several_languages(read, tmp_path):
     save(read["m2m100"], tmp_path / "many", source_language="de", target_language="en")
     text = (tmp_path / "many/README.md").read_text(encoding="utf-8")
     assert "between 100 languages" in text and 'src_lang="de")' in text and 'convert_tokens_to_ids("__en__")' in text
-    assert tt.Translator.from_pretrained(tmp_path / "many").tokenizer.spoken() == ("de", "en")
+    assert tt.Translator.from_pretrained(tmp_path / "many").tokenizer.current_languages() == ("de", "en")
 
 
 @pytest.mark.program
@@ -245,7 +247,7 @@ def test_the_program(tmp_path, capsys, monkeypatch):
     for weight, other in zip(exact.weights, rounded.weights, strict=True):  # they compute in float32
         np.testing.assert_array_equal(array(weight).astype("float16").astype("float32"), other, strict=True)
     assert f"published {tmp_path / 'trained/1'}: a checkpoint for `transformers`, float16" in capsys.readouterr().out
-    assert tt.load(tmp_path / "trained/1").tokenizer.spoken() == ("en", "de")
+    assert tt.load(tmp_path / "trained/1").tokenizer.current_languages() == ("en", "de")
     assert '\nlicense: "cc-by-4.0"\n' in (tmp_path / "trained/1/README.md").read_text(encoding="utf-8")
 
 

@@ -42,7 +42,7 @@ def folder(lite):
 def test_signatures_have_fixed_sizes(folder):
     client = LiteRTTranslator(folder)
     assert [(one.tokens, one.steps) for one in client._signatures] == [(16, 24), (32, 48), (41, 48)]
-    outputs = client._signatures[1]([[5, 2]], client.facts | {"n_best": 2})[0]
+    outputs = client._signatures[1]([[5, 2]], client.metadata | {"n_best": 2})[0]
     shapes = {name: list(part.shape) for name, part in outputs.items()}
     assert shapes == {"ids": [3, 48], "scores": [3], "log_probs": [3], "lengths": [3], "finished": [3]}
 
@@ -91,7 +91,7 @@ def test_the_client_spells_as_the_tokenizer(kind, translator, tmp_path):
     if kind == "ours":
         tokenizer = translator.tokenizer
     elif kind == "m2m100":
-        tokenizer = M2M100Checkpoint(M2M100).tokenizer().for_languages("en", "de")
+        tokenizer = M2M100Checkpoint(M2M100).tokenizer().with_languages("en", "de")
     elif kind == "bytes in the target":
         tokenizer = MarianTokenizer(bytes_of_the_target())
     else:
@@ -102,7 +102,9 @@ def test_the_client_spells_as_the_tokenizer(kind, translator, tmp_path):
     texts = [*TEXTS, *CODES, "__de__ <mask>", "<0x41>", *hostile_texts(30)]
     texts = [text.encode() if isinstance(text, str) else text for text in texts]
     expected = tokenizer.tokenize(tf.constant(texts)).to_list()
-    assert [client.encode(litert_client._text(text)) for text in texts] == [ids[tokenizer.codes :] for ids in expected]
+    assert [client.encode(litert_client._text(text)) for text in texts] == [
+        ids[tokenizer.num_language_tokens :] for ids in expected
+    ]
     outputs = np.random.default_rng(3).integers(0, tokenizer.vocab_size, (97, 7)).tolist()
     texts = [text.decode() for text in tokenizer.detokenize(tf.constant(outputs)).numpy()]
     assert [client.decode(ids) for ids in outputs] == texts
@@ -166,20 +168,20 @@ def test_a_file_that_is_too_large_is_not_read(name, folder, tmp_path):
 
 
 WRONG = {
-    "a value of another type in it": lambda facts: [facts],
-    "a value of another type in it$": lambda facts: {**facts, "ids": 3},
-    "no 'end' in it": lambda facts: {**facts, "ids": {}},
-    "no 'beam_size' in it": lambda facts: {name: value for name, value in facts.items() if name != "beam_size"},
-    r"beam_size: expected a whole number, got \[3\]$": lambda facts: {**facts, "beam_size": [3]},
-    "else: a value of another type in it": lambda facts: {**facts, "length_penalty": "x"},
+    "a value of another type in it": lambda metadata: [metadata],
+    "a value of another type in it$": lambda metadata: {**metadata, "ids": 3},
+    "no 'end' in it": lambda metadata: {**metadata, "ids": {}},
+    "no 'beam_size' in it": lambda metadata: {name: value for name, value in metadata.items() if name != "beam_size"},
+    r"beam_size: expected a whole number, got \[3\]$": lambda metadata: {**metadata, "beam_size": [3]},
+    "else: a value of another type in it": lambda metadata: {**metadata, "length_penalty": "x"},
 }
 
 
 @pytest.mark.parametrize("message", WRONG)
 def test_errors_about_facts_are_not_about_python(message, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "1")
-    facts = json.loads((folder / "model.json").read_text())
-    (tmp_path / "1/model.json").write_text(json.dumps(WRONG[message](facts)))
+    metadata = json.loads((folder / "model.json").read_text())
+    (tmp_path / "1/model.json").write_text(json.dumps(WRONG[message](metadata)))
     with pytest.raises(ValueError, match=f"1: expected a LiteRT export, got something .*{message}"):
         LiteRTTranslator(tmp_path / "1")
 
@@ -211,7 +213,7 @@ def test_a_process_without_standard_error(folder, monkeypatch):
 
 def test_a_huge_text_takes_no_more_than_its_beginning(folder):
     client = LiteRTTranslator(folder)
-    tokens, read = client.facts["max_source_length"], []
+    tokens, read = client.metadata["max_source_length"], []
     whole = client.source_ids("The old woman opens the red door. " * 99)
     encode, client._tokenizer.encode = client._tokenizer.encode, lambda text: read.append(text) or encode(text)
     for text in ("The old woman opens the red door. " * 9_999, "東京 " * 9_999, "Two" + " \x00\t" * 9_999 + "doors."):

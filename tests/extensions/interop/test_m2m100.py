@@ -76,12 +76,12 @@ def of_checkpoint(folder, rows):
 @pytest.mark.parametrize("source, target", DIRECTIONS)
 def test_ids_and_texts(translator, source, target):
     answers = ANSWERS[f"{source}-{target}"]
-    tokenizer = translator.tokenizer.for_languages(source, target)
+    tokenizer = translator.tokenizer.with_languages(source, target)
     ids = tokenizer.tokenize(answers["texts"])
     assert of_checkpoint(TRAINED, ids.to_list()) == [row[:-1] for row in answers["ids"]]  # without the end symbol
-    reversed_ids = tokenizer.for_languages(target, source).tokenize_target(answers["texts"])
+    reversed_ids = tokenizer.with_languages(target, source).tokenize_target(answers["texts"])
     assert reversed_ids.to_list() == ids.to_list() == tokenizer.encode(answers["texts"])
-    assert tokenizer.for_languages(target, source).encode_target(answers["texts"]) == ids.to_list()
+    assert tokenizer.with_languages(target, source).encode_target(answers["texts"]) == ids.to_list()
     assert tokenizer.decode(ids.to_list()) == answers["decoded"]
     assert [text.decode() for text in tokenizer.detokenize(ids).numpy()] == answers["decoded"]
     assert tokenizer.ids(tokenizer.pieces(ids[:5])).to_list() == ids[:5].to_list()
@@ -99,7 +99,7 @@ def test_logits(translator):
     answers = np.load(TRAINED / "logits.npz")
     source, target = DIRECTIONS[-1]
     text = ANSWERS[f"{source}-{target}"]["sentences"][:5]
-    ids, *_ = translator.speaking(source, target).source(tf.constant(text))
+    ids, *_ = translator.with_languages(source, target).source(tf.constant(text))
     found = array(translator.model((ids, ours(TRAINED, answers["target"]))))
     rows = M2M100Checkpoint(TRAINED).target.rows
     np.testing.assert_allclose(found[..., EOS_ID:], answers["logits"][..., rows[EOS_ID:]], atol=1e-5)
@@ -126,7 +126,7 @@ def test_a_batch_of_several_languages(exact):
     ]
     rows = [*rows[::7], (rows[0][0], "en", "xx", ""), (rows[0][0], "", "de", ""), ("", "en", "de", "")]
     text, source, target, best = (list(column) for column in zip(*rows, strict=True))
-    model = exact.speaking(tf.constant(source), tf.constant(target))
+    model = exact.with_languages(tf.constant(source), tf.constant(target))
     ids, length, unread = model.source(tf.constant(text))
     found = model.search(ids, length)
     assert [each.decode() for each in model.texts(found.ids)[:, 0].numpy()] == best
@@ -137,7 +137,7 @@ def test_a_batch_of_several_languages(exact):
 def test_given_translations_have_the_scores_of_the_search(exact):
     (source, target), *_ = DIRECTIONS
     answers = ANSWERS[f"{source}-{target}"]
-    model = exact.speaking(source, target)
+    model = exact.with_languages(source, target)
     ids, length, _ = model.source(tf.constant(answers["sentences"]))
     searched = model.search(ids, length)
     log_probs = model.force(ids, searched.ids[:, 0])
@@ -172,7 +172,7 @@ def test_languages_that_are_no_options(translator):
         tt.BadInput, match="^source_language: expected none, since this model has one pair of languages, got 'en'$"
     ):
         marian(["A"], source_language="en")
-    assert marian.tokenizer.for_languages(None, None) is marian.tokenizer
+    assert marian.tokenizer.with_languages(None, None) is marian.tokenizer
 
 
 def test_a_tokenizer_keeps_its_languages(translator, tmp_path, monkeypatch):
@@ -181,9 +181,12 @@ def test_a_tokenizer_keeps_its_languages(translator, tmp_path, monkeypatch):
     other.save(tmp_path / "tokenizer.model")
     again = load_tokenizer(tmp_path / "tokenizer.model")
     assert type(again) is M2M100Tokenizer is type(tokenizer_of(other.model))
-    assert again.spoken() == ("de", "en") and again.fingerprint == other.fingerprint
+    assert again.current_languages() == ("de", "en") and again.fingerprint == other.fingerprint
     assert len(made) == 1 and made.clear() is None
-    assert translator.tokenizer.spoken() == ("en", "de") and translator.tokenizer.fingerprint != again.fingerprint
+    assert (
+        translator.tokenizer.current_languages() == ("en", "de")
+        and translator.tokenizer.fingerprint != again.fingerprint
+    )
     assert again.start(2).numpy().tolist() == [[BOS_ID, again.tokenize_target(["x"]).to_list()[0][0]]] * 2
     assert again.shares_vocabulary(translator.tokenizer) and translator.tokenizer.shares_vocabulary(again)
     marian = tt.Translator.from_pretrained(MARIAN).tokenizer
@@ -204,7 +207,7 @@ def test_a_run_s_export_has_the_languages_that_it_learned(translator, tmp_path, 
     corpus = SimpleNamespace(languages=("english", "fr"), dev=([], []), test=([], []))
     trainer = SimpleNamespace(run=None, corpus=corpus, evaluate=lambda translator: {"BLEU": score, "chrF": score})
     publishing.score_and_publish(trainer, translator, tmp_path)
-    found = [exports[0].facts[name] for name in ("source_language", "target_language")]
+    found = [exports[0].metadata[name] for name in ("source_language", "target_language")]
     assert found == ["en", "de"]
     marian = tt.Translator.from_pretrained(MARIAN)
     assert publishing.language_facts(marian, corpus.languages) == languages("english", "fr")
@@ -249,7 +252,7 @@ def test_nllb_s_vocabulary(nllb):
     """Four control symbols, SentencePiece's pieces, 202 languages, the mask."""
     engine = sentencepiece.SentencePieceProcessor(model_file=str(nllb / make.PIECES))
     tokenizer = M2M100Checkpoint(nllb).tokenizer()
-    assert tokenizer.spoken() == ("eng_Latn", "fra_Latn") and list(tokenizer.languages) == NLLB.split()
+    assert tokenizer.current_languages() == ("eng_Latn", "fra_Latn") and list(tokenizer.languages) == NLLB.split()
     count = engine.vocab_size() + 1
 
     def expected(text, code):
@@ -259,7 +262,7 @@ def test_nllb_s_vocabulary(nllb):
     texts = [*NATURAL, *make.HOSTILE]
     found = of_checkpoint(nllb, tokenizer.tokenize(texts).to_list())
     assert found == [expected(text, "eng_Latn") for text in texts]
-    found = of_checkpoint(nllb, tokenizer.for_languages("ace_Arab", "zul_Latn").tokenize_target(texts[:3]).to_list())
+    found = of_checkpoint(nllb, tokenizer.with_languages("ace_Arab", "zul_Latn").tokenize_target(texts[:3]).to_list())
     assert found == [expected(text, "zul_Latn") for text in texts[:3]]
     pieces = [piece.decode() for piece in tokenizer.pieces(range(tokenizer.vocab_size)).numpy()]
     assert len(set(pieces)) == len(pieces) and pieces[-3:] == ["<mask>", "madeupword0", "madeupword1"]
@@ -313,7 +316,7 @@ def test_languages_that_were_added_have_their_own_rows(extended, files):
     vocabulary = M2M100Checkpoint(folder).target
     found = {code: vocabulary.rows[id] for code, id in vocabulary.languages.items()}
     assert found == stated(first, **NEW) and list(tokenizer.languages) == [*NLLB.split(), *NEW]
-    ids = tokenizer.for_languages("tyv_Cyrl", "abc_Latn").tokenize(["a b"])
+    ids = tokenizer.with_languages("tyv_Cyrl", "abc_Latn").tokenize(["a b"])
     assert vocabulary.rows[ids[0, 0]] == first + 203 and tokenizer.detokenize(ids[:, :1]).numpy() == [b""]
 
 
@@ -402,7 +405,7 @@ def test_a_checkpoint_of_random_weights(nllb, tmp_path):
     sizes |= {"decoder_attention_heads": 2, "activation_function": "gelu", "scale_embedding": False}
     theirs = make.random_checkpoint(folder, size, **sizes)
     translator = tt.Translator.from_pretrained(folder, beam_size=4, length_penalty=0.0, patience=math.inf)
-    model = translator.speaking("eng_Latn", "deu_Latn")
+    model = translator.with_languages("eng_Latn", "deu_Latn")
     source, length, _ = model.source(tf.constant(NATURAL))
     ids = torch.tensor(np.where(source > 0, np.array(M2M100Checkpoint(folder).target.rows)[source], make.PADDING))
     code = M2M100Checkpoint(folder).target.rows[model.tokenizer.start(1).numpy()[0, 1]]

@@ -90,8 +90,8 @@ def test_clients_choose_languages(saved, tmp_path, capsys):
         evaluate.main([files[1], "--translations", str(tmp_path / "output"), *chosen])
     assert "--source-language: expected --model as well" in capsys.readouterr().err
     again = tt.Translator.from_pretrained(saved)
-    assert again.tokenizer.spoken() == ("en", "de") and again(back["sentences"], **languages) == back["beam"]
-    assert again.replace(target_language="fr").export().facts["target_language"] == "fr"
+    assert again.tokenizer.current_languages() == ("en", "de") and again(back["sentences"], **languages) == back["beam"]
+    assert again.replace(target_language="fr").export().metadata["target_language"] == "fr"
 
 
 @pytest.mark.program
@@ -142,8 +142,8 @@ def alone(request, translator, tmp_path_factory):
     """The folder of an export to LiteRT or ONNX; from German to English by default."""
     pytest.importorskip({"litert": "ai_edge_litert", "onnx": "tf2onnx"}[request.param])
     path = tmp_path_factory.mktemp(request.param) / "many" / "1"
-    facts = {"source_language": "de", "target_language": "en"}
-    translator.replace(max_source_length=31).save(path, format=request.param, max_length=64, **facts)
+    metadata = {"source_language": "de", "target_language": "en"}
+    translator.replace(max_source_length=31).save(path, format=request.param, max_length=64, **metadata)
     return path
 
 

@@ -133,8 +133,8 @@ def test_export(case, tmp_path):
     again = tt.Translator.from_pretrained(path)
     assert again(SENTENCES) == ours(SENTENCES) and again.tokenizer.fingerprint == ours.tokenizer.fingerprint
     assert (again.beam_size, again.length_penalty, again.model.config) == (4, 0.0, ours.model.config)
-    facts = {"origin": case.folder.name, "source_language": "en", "target_language": "de"}
-    assert again.export_options == facts | {"n_best": 4, "max_beam_size": 16, "max_length": 64}
+    metadata = {"origin": case.folder.name, "source_language": "en", "target_language": "de"}
+    assert again.export_options == metadata | {"n_best": 4, "max_beam_size": 16, "max_length": 64}
     for one, other in zip(again.model.weights, ours.model.weights, strict=True):
         np.testing.assert_array_equal(array(one), array(other), err_msg=one.path)
 

@@ -71,13 +71,13 @@ def test_an_engine_makes_batches(folder, monkeypatch):
 def test_some_files_take_one_text(kind, folder, tmp_path):
     """In int8 the texts of a call would change each other's outputs. Files of earlier versions have one row."""
     shutil.copytree(folder, tmp_path / "1")
-    facts, file = json.loads((tmp_path / "1/model.json").read_text()), tmp_path / "1/model.onnx"
+    metadata, file = json.loads((tmp_path / "1/model.json").read_text()), tmp_path / "1/model.onnx"
     if kind == "earlier":
         model = onnx.load(file)
         model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
         onnx.save(model, file)
-        facts["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    (tmp_path / "1/model.json").write_text(json.dumps(facts | ({"dtype": kind} if kind == "int8" else {})))
+        metadata["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (tmp_path / "1/model.json").write_text(json.dumps(metadata | ({"dtype": kind} if kind == "int8" else {})))
     one, five = (tt.load(path, batch_size=5) for path in (tmp_path / "1", folder))
     assert (one.batch_size, five.batch_size) == (1, 5)
     assert one(sentences(5)) == five(sentences(5))

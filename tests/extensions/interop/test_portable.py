@@ -47,11 +47,11 @@ def test_the_search_is_ours(translator, format, folder):
 def test_a_folder_has_what_a_client_needs(format, folder):
     file = FORMATS[format].MODEL
     assert sorted(path.name for path in folder.iterdir()) == ["model.json", file, "tokenizer.model"]
-    facts = json.loads((folder / "model.json").read_text())
-    assert facts["ids"] == {"padding": 0, "start": 1, "end": 2, "unknown": 3}
+    metadata = json.loads((folder / "model.json").read_text())
+    assert metadata["ids"] == {"padding": 0, "start": 1, "end": 2, "unknown": 3}
     sizes = ("beam_size", "extra_length", "max_source_length", "max_length")
-    assert [facts[name] for name in sizes] == [3, 7, 41, 48]
-    assert (facts["source_language"], facts["license"], facts["dtype"]) == ("en", "apache-2.0", "float32")
+    assert [metadata[name] for name in sizes] == [3, 7, 41, 48]
+    assert (metadata["source_language"], metadata["license"], metadata["dtype"]) == ("en", "apache-2.0", "float32")
 
 
 def test_outputs_keep_their_limits(folder):
@@ -78,7 +78,7 @@ def test_outputs_keep_their_limits(folder):
 def test_the_file_takes_its_default_for_what_is_not_a_number(folder):
     """Whatever calls it: the client itself asks for the default."""
     client = opened(folder)
-    source, options = [*client.source_ids("Two doors."), client.facts["ids"]["end"]], client.options | {"n_best": 3}
+    source, options = [*client.source_ids("Two doors."), client.metadata["ids"]["end"]], client.options | {"n_best": 3}
     scores = [
         client._signatures[0]([source], options | more)[0]["scores"] for more in ({}, {"length_penalty": math.nan})
     ]
@@ -95,7 +95,7 @@ def test_no_text_raises_an_error(folder):
 @pytest.mark.parametrize("name", ["model.json", "the model", "a weight", "nothing in the model", "tokenizer.model"])
 def test_a_damaged_folder_is_one_line(name, format, copy):
     """Also a changed weight, with which the file would load and translate otherwise."""
-    model, facts = copy / FORMATS[format].MODEL, json.loads((copy / "model.json").read_text())
+    model, metadata = copy / FORMATS[format].MODEL, json.loads((copy / "model.json").read_text())
     if name == "a weight":
         contents = bytearray(model.read_bytes())
         contents[len(contents) // 2] ^= 1
@@ -103,7 +103,7 @@ def test_a_damaged_folder_is_one_line(name, format, copy):
     elif name == "nothing in the model":  # its checksum is right
         model.write_bytes(b"")
         empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-        (copy / "model.json").write_text(json.dumps(facts | {"sha256": empty}))
+        (copy / "model.json").write_text(json.dumps(metadata | {"sha256": empty}))
     else:
         (model if name == "the model" else copy / name).write_bytes(b"[1]")
     message = f"1: expected {FORMATS[format].KIND}, got something else: ."

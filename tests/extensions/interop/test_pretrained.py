@@ -61,9 +61,9 @@ def test_a_model_of_the_hub(cache, name):
     assert all(ids) and ids == expected.tokenizer.encode(SENTENCES[:3])
     assert translator.tokenizer.fingerprint == expected.tokenizer.fingerprint
     assert translator.beam_size == 3
-    facts = {"origin": name, "languages": "en, no", "license": "cc-by-4.0", "source_language": "eng"}
-    facts |= {"commit": "5" * 40}
-    assert translator.export_options == facts | {"max_length": 127}  # max_length there counts the start symbol
+    metadata = {"origin": name, "languages": "en, no", "license": "cc-by-4.0", "source_language": "eng"}
+    metadata |= {"commit": "5" * 40}
+    assert translator.export_options == metadata | {"max_length": 127}  # max_length there counts the start symbol
     assert translator.astype("bfloat16").export_options == translator.export_options
 
 
@@ -136,7 +136,7 @@ def test_a_folder_of_versions_means_the_newest(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("card", "facts"),
+    ("card", "metadata"),
     [
         ("no front matter", {}),
         ("---\nlicense: [\n---\n", {}),
@@ -144,9 +144,9 @@ def test_a_folder_of_versions_means_the_newest(tmp_path):
         ("---\n- a\n---", {}),
     ],
 )
-def test_what_a_card_says(card, facts, tmp_path):
+def test_what_a_card_says(card, metadata, tmp_path):
     (tmp_path / "README.md").write_text(card)
-    assert hub.origin_of(tmp_path, tmp_path) == {"origin": tmp_path.name} | facts
+    assert hub.origin_of(tmp_path, tmp_path) == {"origin": tmp_path.name} | metadata
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +227,7 @@ def test_the_program_hands_it_over(text, tmp_path, capsys, monkeypatch):
             translation.main(argv)
         assert made[-1].recipe == dataclasses.replace(recipe, dev_sentences=500)
         assert made[-1].config == dataclasses.replace(made[-1].start.model.config, dropout=0.2)
-    parser = SimpleNamespace(tokenizer=SimpleNamespace(controls=["(NP"]))
+    parser = SimpleNamespace(tokenizer=SimpleNamespace(control_tokens=["(NP"]))
     monkeypatch.setattr(tt.Translator, "from_pretrained", lambda path: parser)
     assert "expected a model that translates, got a parser" in fails(translation, ["--from", tmp_path], capsys)
     argv = ["--train", tmp_path, tmp_path, "--to", tmp_path / "records", "--from", tmp_path]

@@ -47,7 +47,9 @@ def small_parser():
     """One with random weights."""
     trees = [read_tree(tree) for tree in TREES]
     symbols = sorted({symbol for tree in trees for symbol in linearised(tree)})
-    tokenizer = tt.Tokenizer.learn_from([" ".join(words_of(tree)) for tree in trees] * 3, 340, controls=symbols)
+    tokenizer = tt.Tokenizer.train_from_iterator(
+        [" ".join(words_of(tree)) for tree in trees] * 3, 340, control_tokens=symbols
+    )
     keras.utils.set_random_seed(3)
     model = tt.Transformer(tt.TransformerConfig(1, 24, 31, 3, d_k=5, d_v=7, vocab_size=tokenizer.vocab_size))
     model.build()
@@ -227,7 +229,7 @@ def test_a_word_comes_before_what_is_said_of_it(parser):
     tokenizer = parser.tokenizer
     texts, lines = ["He slept .", "Doors \u200b"], ["(S (NP PRP )NP (VP VBD )VP . )S", "(NP NNS )NP CD"]
     sources, targets = encoder_of(tokenizer)(*([text.encode() for text in side] for side in (texts, lines)))
-    names = dict(enumerate(tokenizer.controls, FIRST_ID))
+    names = dict(enumerate(tokenizer.control_tokens, FIRST_ID))
     for text, line, source, target in zip(texts, lines, sources, targets, strict=True):
         pieces = [tokenizer.tokenize([word])[0].numpy().tolist() for word in text.split()]
         assert source == list(itertools.chain(*pieces))
@@ -237,7 +239,7 @@ def test_a_word_comes_before_what_is_said_of_it(parser):
 
 def test_what_is_found_without_the_grammar_must_name_the_words_in_their_order(parser):
     He, slept = (int(parser.tokenizer.tokenize([word])[0][0]) for word in ("He", "slept"))
-    tag, end = (FIRST_ID + parser.tokenizer.controls.index(symbol) for symbol in ("PRP", ")NP"))
+    tag, end = (FIRST_ID + parser.tokenizer.control_tokens.index(symbol) for symbol in ("PRP", ")NP"))
     assert parser._line([He, tag, slept, tag, end], [He, slept]) == ["PRP", "PRP", ")NP"]
     for ids in ([slept, tag, He, tag], [He, slept, tag], [tag], [He, tag, end], [He, tag, He, tag], [He, He, tag]):
         assert ")" in parser._line(ids, [He, slept]), ids
@@ -260,7 +262,7 @@ def test_without_the_grammar_anything_comes_and_is_repaired(parser):
     texts = [text for text in TEXTS if words_in(text)]
     for text, symbols in zip(texts, parser.symbols(texts), strict=True):
         words = words_in(text)
-        assert all(symbol == ")" or symbol in parser.tokenizer.controls for symbol in symbols)
+        assert all(symbol == ")" or symbol in parser.tokenizer.control_tokens for symbol in symbols)
         assert len(to_tree(symbols, words).leaves()) == len(words)
 
 
@@ -275,20 +277,20 @@ def test_a_savedmodel_parses(parser, tmp_path):
     answer = signatures["parse"](text=tf.constant(["He slept .", ""]))
     dtypes = {name: value.dtype for name, value in answer.items()}
     assert dtypes == {"tree": tf.string, "score": tf.float32, "truncated": tf.bool}
-    facts = signatures["model_info"](key=tf.constant(["f1", "max_source_length"]))["value"]
-    assert facts.numpy().tolist() == [b"97.0", b"41"]
+    metadata = signatures["model_info"](key=tf.constant(["f1", "max_source_length"]))["value"]
+    assert metadata.numpy().tolist() == [b"97.0", b"41"]
     again = Parser(tt.Translator.from_pretrained(path))
-    assert again.tokenizer.controls == parser.tokenizer.controls
+    assert again.tokenizer.control_tokens == parser.tokenizer.control_tokens
     assert again.translator.extra_length == 23
     assert again(texts[0]) == parser(texts[0])
-    facts = again.export().facts  # saved again, it keeps its step, and has no score of another export
-    assert facts["step"] == 29 and "f1" not in facts and facts["max_source_length"] == 41
+    metadata = again.export().metadata  # saved again, it keeps its step, and has no score of another export
+    assert metadata["step"] == 29 and "f1" not in metadata and metadata["max_source_length"] == 41
 
 
 def test_attention_of_a_tree(parser):
     """Rows are the symbols of the tree that the search finds, or of a given one."""
     found = parser.attention(TEXTS[0])
-    symbols = [token for token in found.target if token in parser.tokenizer.controls]
+    symbols = [token for token in found.target if token in parser.tokenizer.control_tokens]
     assert symbols == linearised(read_tree(parser(TEXTS[0]))) and found.target[-1] == "</s>"
     pieces = parser.tokenizer.pieces(parser.tokenizer.tokenize(TEXTS[:1]))[0].numpy()
     assert found.source == [*(piece.decode() for piece in pieces), "</s>"]

@@ -74,9 +74,14 @@ def test_a_run_from_trees_to_a_savedmodel_that_parses(files, tmp_path, capsys, m
     trainer_export.main(["--run", str(run), "--name", "again", "--base", str(models), "--beam-size", "2"])
     printed = capsys.readouterr().out
     assert f"F1 {metrics['test_f1']:.2f} in float32, of the dev set, at the end of training" in printed
-    facts = json.loads((models / "again/1/assets.extra/tf_transformer.json").read_text())
-    assert (facts["f1"], facts["beam_size"], facts["length_penalty"], facts["step"]) == (metrics["test_f1"], 2, 0.3, 80)
-    assert facts["f1_text"] == metrics["test_f1_text"] == "the dev set"
+    metadata = json.loads((models / "again/1/assets.extra/tf_transformer.json").read_text())
+    assert (metadata["f1"], metadata["beam_size"], metadata["length_penalty"], metadata["step"]) == (
+        metrics["test_f1"],
+        2,
+        0.3,
+        80,
+    )
+    assert metadata["f1_text"] == metrics["test_f1_text"] == "the dev set"
     assert read_tree(tt.load(models / "again/1")("a door")).leaves() == ["a", "door"]
     more = ["--name", "half", "--base", str(models), "--dtype", "bfloat16", "--dev", files[1]]
     trainer_export.main(["--run", str(run), *more])

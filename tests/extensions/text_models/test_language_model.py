@@ -105,7 +105,7 @@ def test_prompts_that_are_refused():
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="SavedModels need TensorFlow")
 def test_an_export_generates_what_python_does(tmp_path):
-    tokenizer = tt.Tokenizer.learn_from(["Where is the red door?", "The old woman opens it."] * 53, 310)
+    tokenizer = tt.Tokenizer.train_from_iterator(["Where is the red door?", "The old woman opens it."] * 53, 310)
     model = language_model(tokenizer.vocab_size, scale=0.3)
     generator = tt.TextGenerator(model, tokenizer, max_length=7, max_prompt_length=23, n_best=3)
     generator.save(tmp_path / "own/1", checked=True)

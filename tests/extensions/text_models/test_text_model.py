@@ -15,7 +15,7 @@ LABELS = ["statement", "question", "other"]
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return tt.Tokenizer.learn_from(["Where is the red door?", "The old woman opens it."] * 53, 310)
+    return tt.Tokenizer.train_from_iterator(["Where is the red door?", "The old woman opens it."] * 53, 310)
 
 
 def encoder(vocab_size):

@@ -19,7 +19,7 @@ from apache_beam.ml.inference.base import RunInference
 from tf_transformer.config import BadInput
 from tf_transformer.data.text_files import LineRange, line_ranges, read_range, unpacked
 from tf_transformer.extensions.beam.translation import Handler, Model, TranslationSettings
-from tf_transformer.inference.engine import Reply
+from tf_transformer.inference.engine import TranslationResult
 from tf_transformer.utils.files import checksum, locked, matching, new_file, user_path, write_json
 from tf_transformer.utils.folders import model_folder, needs_no_tensorflow
 from tf_transformer.utils.reading import read_json, reading
@@ -34,7 +34,8 @@ class Shard:
 
     Attributes:
         lines: Range of lines.
-        path: Output file, one line per line, written as `Reply.written` does for its suffix; gzip if it ends in .gz.
+        path: Output file, one line per line, as `TranslationResult.written` writes it for the suffix. A name in .gz
+            means gzip.
     """
 
     lines: LineRange
@@ -214,7 +215,7 @@ def _unpickled(method: TranslationSettings) -> ShardWorker:
     return _workers.setdefault(repr(method), ShardWorker(method))
 
 
-def write_shard(path: str, rows: Sequence[Reply], n_best: bool) -> None:
+def write_shard(path: str, rows: Sequence[TranslationResult], n_best: bool) -> None:
     """Writes translations, one per line, to a file that is complete or absent. With `n_best`, JSON has all of them.
 
     Raises:

@@ -12,7 +12,7 @@ from apache_beam.ml.inference.base import ModelHandler, RunInference
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.search_options import of_request
-from tf_transformer.inference.engine import REQUEST_OPTIONS, Answer, Reply, batches
+from tf_transformer.inference.engine import REQUEST_OPTIONS, Hypothesis, TranslationResult, batches
 from tf_transformer.inference.loading import load
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.utils.files import encoded, user_path
@@ -65,9 +65,9 @@ class TranslationSettings:
 class Translate(beam.PTransform[Any, Any]):
     """Translates the elements of a PCollection, in no particular order.
 
-    A string becomes a `Reply` of `inference.engine`. A pair (key, string) becomes (key, `Reply`). With `text`, a
-    dict, a NamedTuple or another object with that field becomes (element, `Reply`). Strings are str or bytes. Their
-    contents never make a bundle fail.
+    A string becomes a `TranslationResult` of `inference.engine`, a pair (key, string) becomes (key, result). With
+    `text`, a dict, a NamedTuple or another object with that field becomes (element, result). Strings are str or bytes.
+    Their contents never make a bundle fail.
 
     Each process loads the model once. LiteRT and ONNX exports do not load TensorFlow. Beam's metrics have, in the
     namespace tf_transformer, the counters sentences, tokens (of sources), truncated and empty, and the distribution
@@ -110,13 +110,16 @@ class Model:
         except BadInput as error:
             raise BadInput(f"{method.path}: {error}") from error
 
-    def replies(self, texts: Sequence[str | bytes]) -> list[Reply]:
+    def replies(self, texts: Sequence[str | bytes]) -> list[TranslationResult]:
         """Returns the reply to each text, computed in batches of similar length."""
         if self._method.document:
             outputs = self._engine.document(texts, self._method.document, **self._method.options)
             counters["sentences"].inc(len(texts))
-            return [Reply(text, (Answer(one, 0.0),), None, False) for text, one in zip(texts, outputs, strict=True)]
-        replies: dict[int, Reply] = {}
+            return [
+                TranslationResult(text, (Hypothesis(one, 0.0),), None, False)
+                for text, one in zip(texts, outputs, strict=True)
+            ]
+        replies: dict[int, TranslationResult] = {}
 
         def cost(rows: int, longest: int) -> int:
             return rows * max(longest, LEAST_BYTES)

@@ -250,8 +250,8 @@ def alone(path: str) -> Iterator[Finding]:
 
     warnings.simplefilter("ignore")  # about long texts
     translator = opened(path)
-    facts = translator.facts
-    beams, most = facts["beam_size"], facts["max_length"]
+    metadata = translator.metadata
+    beams, most = metadata["beam_size"], metadata["max_length"]
 
     def wrong_values(answers: list[list[Translation]]) -> list[str]:
         """Returns unsorted or non-finite scores, and texts that UTF-8 cannot encode."""
@@ -283,7 +283,7 @@ def alone(path: str) -> Iterator[Finding]:
     yield finding("an output has at most max_length tokens", [ids for ids in short if len(ids) > 3])
     yield finding(f"no output has more than {most} tokens", [ids[:9] for ids in long if len(ids) > most])
 
-    size, weights = (Path(path) / translator.MODEL).stat().st_size, facts["parameters"] * BYTES[facts["dtype"]]
+    size, weights = (Path(path) / translator.MODEL).stat().st_size, metadata["parameters"] * BYTES[metadata["dtype"]]
     message = f"{translator.MODEL} takes {size:,} bytes for {weights:,} of weights"
     yield finding(message, ["more than a tenth and 1,000,000 more"] * (size > 1.1 * weights + 1_000_000))
     foreign = {"keras", "tensorflow", "tf_transformer"} & set(sys.modules)

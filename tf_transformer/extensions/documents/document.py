@@ -28,7 +28,7 @@ def translated(
         raise BadInput(f"format: expected one of {', '.join(FORMATS)}, got {shown(format)}")
     if not callable(sentences or str):
         raise BadInput(f"sentences: expected a function from a line to its sentences, got {shown(sentences)}")
-    language = options.get("source_language", engine.facts.get("source_language", ""))
+    language = options.get("source_language", engine.metadata.get("source_language", ""))
     splitter = sentences or sentences_in(str(language))
     read = [[Marked(text)] if format == "text" else parts_of(text, format == "xml") for text in documents]
     parts = [[part if isinstance(part, str) else part.with_placeholders() for part in each] for each in read]

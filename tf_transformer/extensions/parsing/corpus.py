@@ -68,13 +68,13 @@ class TreebankSource(Source):
         return iter(self.__dict__["lines"])
 
     @checked
-    def learn_tokenizer(self, vocab_size: Count, kind: VocabularyKind) -> Tokenizer:
+    def train_tokenizer(self, vocab_size: Count, kind: VocabularyKind) -> Tokenizer:
         sources, targets = zip(*self.pairs(), strict=True)
         controls = sorted({symbol for line in targets for symbol in line.split()})
-        return Tokenizer.learn_from(sources, vocab_size, kind, controls=controls)
+        return Tokenizer.train_from_iterator(sources, vocab_size, kind, control_tokens=controls)
 
     def encoder(self, tokenizer: Tokenizer) -> Encode:
-        if not tokenizer.controls:
+        if not tokenizer.control_tokens:
             raise BadInput("tokenizer: expected one with the symbols of trees as controls, got one without")
         return encoder_of(tokenizer)
 
@@ -162,7 +162,7 @@ def encoder_of(tokenizer: Tokenizer) -> Encode:
     In a target each word's first subword precedes its brackets and its symbol. It tells the decoder which word comes
     next, so the decoder does not have to count.
     """
-    symbols = {symbol: id for id, symbol in enumerate(tokenizer.controls, FIRST_ID)}
+    symbols = {symbol: id for id, symbol in enumerate(tokenizer.control_tokens, FIRST_ID)}
 
     def encode(texts: Sequence[bytes], lines: Sequence[bytes]) -> tuple[list[list[int]], list[list[int]]]:
         words = [[treebank.with_brackets(word) for word in split_words(text)] for text in texts]

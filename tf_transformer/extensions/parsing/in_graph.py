@@ -64,10 +64,10 @@ class ParserExport(Root):
 
     Args:
         parser: A `Parser`, whose search options the export fixes.
-        facts: Additional answers of `model_info`, such as step and f1.
+        metadata: Additional answers of `model_info`, such as step and f1.
     """
 
-    def __init__(self, parser: Any, **facts: Any) -> None:
+    def __init__(self, parser: Any, **metadata: Any) -> None:
         def parse(text: Tensor) -> Any:
             tree, score, truncated = parser.parse(tf.ensure_shape(text, [None]))
             return {"tree": tree, "score": score, "truncated": truncated}
@@ -78,6 +78,6 @@ class ParserExport(Root):
             translator.tokenizer,
             [Signature("serving_default", parse), Signature("parse", parse)],
             {"serving_default": {}, "parse": {}},
-            **facts,
+            **metadata,
             **{name: value for name, value in translator.options.items() if SEARCH_OPTIONS[name].parser},
         )

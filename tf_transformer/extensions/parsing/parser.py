@@ -25,7 +25,7 @@ from tf_transformer.extensions.parsing import evalb
 from tf_transformer.extensions.parsing.constraint import LEAF, Grammar
 from tf_transformer.extensions.parsing.corpus import ParserInput, encoder_of, read_texts, split_words
 from tf_transformer.extensions.parsing.treebank import NO_TAG, ROOT, escaped, linearised, read_tree, with_brackets
-from tf_transformer.inference.engine import Answer, Engine, Reply, Request, in_batches
+from tf_transformer.inference.engine import Engine, Hypothesis, Request, TranslationResult, in_batches
 from tf_transformer.inference.translator import Translator
 from tf_transformer.models.transformer import Attention
 from tf_transformer.tokenizers.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer
@@ -59,8 +59,8 @@ class Parser(SetOnce, Engine):
         translator: Translator of texts to linearized trees. Its batch_size and search options apply.
     """
 
-    changeable, translates = (), False
-    highest: Mapping[str, float] = {"n_best": 1}
+    call_options, translates = (), False
+    max_values: Mapping[str, float] = {"n_best": 1}
 
     @checked
     def __init__(self, translator: Translator) -> None:
@@ -74,7 +74,7 @@ class Parser(SetOnce, Engine):
         self.max_length: int = config.max_length if config.positions == "learned" else MOST
         # A word takes at least its first subword and its symbol.
         self.most_pieces = min(translator.max_source_length, (self.max_length - 1) // 2)
-        symbols = self.tokenizer.controls
+        symbols = self.tokenizer.control_tokens
         self.grammar = Grammar(symbols, self.tokenizer.vocab_size)
         written = [")" if name[0] == ")" else f" {name}" if name[0] == "(" else f" ({name} " for name in symbols]
         others = self.tokenizer.vocab_size - FIRST_ID - len(symbols)
@@ -90,9 +90,9 @@ class Parser(SetOnce, Engine):
         return self.translator._described()
 
     @property
-    def facts(self) -> Mapping[str, Any]:
+    def metadata(self) -> Mapping[str, Any]:
         """Metadata of an export of this parser."""
-        return self.translator.facts
+        return self.translator.metadata
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -113,13 +113,13 @@ class Parser(SetOnce, Engine):
         """Returns a parser with weights of another dtype, like `Translator.astype`."""
         return Parser(self.translator.astype(dtype))
 
-    def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:
+    def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[TranslationResult]:
         source, outputs = self._search(texts)
         ids, *parts = (part[:, 0].tolist() for part in outputs)
         for i, (score, log_prob, length, finished) in enumerate(zip(*parts, strict=True)):
             tree = self.tree(ids[i][:length], source.words[i], int(source.count[i]))
-            answer = Answer(tree, score, log_prob, finished, length - finished)
-            yield Reply(texts[i], (answer,), None, bool(source.truncated[i]))
+            answer = Hypothesis(tree, score, log_prob, finished, length - finished)
+            yield TranslationResult(texts[i], (answer,), None, bool(source.truncated[i]))
 
     def symbols(self, texts: list[str]) -> list[list[str]]:
         """Returns the best line of symbols for each text without the grammar. It may not be a tree."""
@@ -134,7 +134,7 @@ class Parser(SetOnce, Engine):
 
     def _line(self, ids: list[int], firsts: list[int]) -> list[str]:
         """Returns the symbols of ids. A missing, wrong or extra word becomes a bracket that closes nothing."""
-        names = dict(enumerate(self.tokenizer.controls, FIRST_ID))
+        names = dict(enumerate(self.tokenizer.control_tokens, FIRST_ID))
         line, words, word_is_next = [], 0, len(firsts) > 0
         for id in ids:
             if word_is_next and id == firsts[words]:
@@ -177,7 +177,7 @@ class Parser(SetOnce, Engine):
         if target is None:
             _, outputs = self._search([source])
             return self.translator.attention_of(read.ids, outputs.ids[0, 0, : outputs.lengths[0, 0]].tolist())
-        tags = {symbol for symbol in self.tokenizer.controls if symbol[0] not in "()"}
+        tags = {symbol for symbol in self.tokenizer.control_tokens if symbol[0] not in "()"}
         try:
             tree = read_tree(target)
         except ValueError as error:
@@ -185,7 +185,7 @@ class Parser(SetOnce, Engine):
         if len(tree.leaves()) != read.count[0]:
             raise BadInput(f"expected a tree over {int(read.count[0])} words, got one over {len(tree.leaves())}")
         symbols = linearised(tree, tags != {NO_TAG})
-        unknown = set(symbols) - set(self.tokenizer.controls)
+        unknown = set(symbols) - set(self.tokenizer.control_tokens)
         if unknown:
             raise BadInput(f"expected a tree of symbols that the parser knows, got {', '.join(sorted(unknown))}")
         _, (ids,) = encoder_of(self.tokenizer)([encoded(source)], [" ".join(symbols).encode()])
@@ -260,14 +260,14 @@ class Parser(SetOnce, Engine):
         return "".join([f"({ROOT}", *parts, *omitted, ")"])
 
     @checked
-    def save(self, path: str | os.PathLike[str], checked: bool = False, **facts: Any) -> None:
+    def save(self, path: str | os.PathLike[str], checked: bool = False, **metadata: Any) -> None:
         """Writes a SavedModel of the serving contract (savedmodels/README.md), like `serving.savedmodel`."""
-        savedmodel.save_export(self.export(**facts), path, checked)
+        savedmodel.save_export(self.export(**metadata), path, checked)
 
-    def export(self, **facts: Any) -> "in_graph.ParserExport":
-        """Returns the export that `save` writes, with `facts` as additional answers of its `model_info`."""
-        model, facts = self.translator.model.merged(), self.translator.export_options | facts
-        return in_graph.ParserExport(self if model is self.translator.model else self.replace(model=model), **facts)
+    def export(self, **metadata: Any) -> "in_graph.ParserExport":
+        """Returns the export that `save` writes, with `metadata` as additional answers of its `model_info`."""
+        model, metadata = self.translator.model.merged(), self.translator.export_options | metadata
+        return in_graph.ParserExport(self if model is self.translator.model else self.replace(model=model), **metadata)
 
 
 def _scores(outputs: list[str], references: list[str]) -> dict[str, Any]:
@@ -284,6 +284,6 @@ PARSING = Task(
     _scores,
     _decoder,
     Parser,
-    lambda tokenizer: bool(tokenizer.controls),
+    lambda tokenizer: bool(tokenizer.control_tokens),
     RUN_OPTIONS,
 )

@@ -68,23 +68,25 @@ class _Translator(abc.ABC):
                 raise FileNotFoundError(message)
         self._lock: Any = threading.Lock()
         with _reading(path, self.KIND):
-            self.facts: dict[str, Any] = _json(path / "model.json")
+            self.metadata: dict[str, Any] = _json(path / "model.json")
             self._tokenizer = (_Pieces if (path / "vocabulary.json").is_file() else _SentencePiece)(path)
             for name in LIMITS:
-                if not isinstance(self.facts[name], int):
-                    raise ValueError(f"{name}: expected a whole number, got {self.facts[name]!r}"[:200])
+                if not isinstance(self.metadata[name], int):
+                    raise ValueError(f"{name}: expected a whole number, got {self.metadata[name]!r}"[:200])
             with (path / self.MODEL).open("rb") as content:
                 checksum = hashlib.file_digest(content, "sha256").hexdigest()
-            if checksum != self.facts["sha256"]:
-                raise ValueError(f"{self.MODEL} with SHA-256 {checksum}, where model.json says {self.facts['sha256']}")
+            if checksum != self.metadata["sha256"]:
+                raise ValueError(
+                    f"{self.MODEL} with SHA-256 {checksum}, where model.json says {self.metadata['sha256']}"
+                )
             with _quiet():
                 signatures = self._opened(str(path / self.MODEL), threads)
             self._signatures = sorted(signatures, key=lambda signature: signature.tokens)
             self.batch_size = batch_size if self._signatures[-1].takes_several else 1
-            self.languages = {str(code): int(id) for code, id in dict(self.facts.get("language_ids", {})).items()}
+            self.languages = {str(code): int(id) for code, id in dict(self.metadata.get("language_ids", {})).items()}
             names = [name for name in self._signatures[-1].dtypes if name not in NO_OPTIONS]
-            self.options = {name: self.facts[name] for name in [*names, *(LANGUAGES if self.languages else ())]}
-            self._eos, self._extra_length = int(self.facts["ids"]["end"]), int(self.facts["extra_length"])
+            self.options = {name: self.metadata[name] for name in [*names, *(LANGUAGES if self.languages else ())]}
+            self._eos, self._extra_length = int(self.metadata["ids"]["end"]), int(self.metadata["extra_length"])
             # A first call finds values of wrong types, and lets the runtime allocate its memory.
             self._search([""], 1, {})
 
@@ -219,7 +221,7 @@ class LiteRTTranslator(_Translator):
         batch_size: Number of texts in a call of the runtime. LiteRT takes one.
 
     Attributes:
-        facts: Contents of model.json.
+        metadata: Contents of model.json.
         options: Names that a call may set, with the model's defaults.
         languages: Ids of the languages that a multilingual model supports, by code.
 
@@ -261,7 +263,7 @@ class ONNXTranslator(_Translator):
 
     def _opened(self, file: str, threads: int) -> "Sequence[_Graph]":
         self._lock = contextlib.nullcontext()
-        return [_Graph(file, threads, self.facts)]
+        return [_Graph(file, threads, self.metadata)]
 
 
 TRANSLATORS = (LiteRTTranslator, ONNXTranslator)
@@ -324,19 +326,19 @@ class _Signature:
 class _Graph:
     """An ONNX file: one function for any number of sources of any lengths. It has the attributes of `_Signature`."""
 
-    def __init__(self, file: str, threads: int, facts: Mapping[str, Any]) -> None:
+    def __init__(self, file: str, threads: int, metadata: Mapping[str, Any]) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 4  # It raises errors, and need not log them.
         self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-        self.tokens, self.steps = int(facts["max_source_length"]), int(facts["max_length"])
+        self.tokens, self.steps = int(metadata["max_source_length"]), int(metadata["max_length"])
         inputs = {port.name: port for port in self._session.get_inputs()}
         kinds = {"tensor(int32)": np.dtype(np.int32), "tensor(float)": np.dtype(np.float32)}
         self.dtypes = {name: kinds[port.type] for name, port in inputs.items()}
         # Files of earlier versions take one source.
-        self.takes_several = inputs["source"].shape[0] != 1 and facts["dtype"] != "int8"
+        self.takes_several = inputs["source"].shape[0] != 1 and metadata["dtype"] != "int8"
         self._outputs = [port.name for port in self._session.get_outputs()]
 
     def __call__(self, sources: list[list[int]], values: Mapping[str, float]) -> list[dict[str, np.ndarray]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 from tf_transformer.extensions.interop.engines import litert_client
-from tf_transformer.inference.engine import Answer, Engine, Reply, Request
+from tf_transformer.inference.engine import Engine, Hypothesis, Request, TranslationResult
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import user_path
@@ -44,8 +44,8 @@ class PortableEngine(Engine):
             raise BadInput(str(error)) from error
         self._arguments: dict[str, Any] = {"path": model_folder(path).absolute(), "threads": threads}
         self.batch_size = self._client.batch_size
-        self.changeable = tuple(name for name in self._client.options if name not in LANGUAGES)
-        self.highest = {"n_best": self.facts["beam_size"], "max_length": self.facts["max_length"]}
+        self.call_options = tuple(name for name in self._client.options if name not in LANGUAGES)
+        self.max_values = {"n_best": self.metadata["beam_size"], "max_length": self.metadata["max_length"]}
         self.languages = list(self._client.languages)
         request = self.request(None, options)
         self._own = {**request.options, **request.languages}
@@ -55,11 +55,13 @@ class PortableEngine(Engine):
         return functools.partial(type(self), **self._arguments, batch_size=self.batch_size, **self._own), ()
 
     @property
-    def facts(self) -> Mapping[str, Any]:
+    def metadata(self) -> Mapping[str, Any]:
         """Contents of model.json."""
-        return self._client.facts
+        return self._client.metadata
 
-    def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[Reply]:
+    def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[TranslationResult]:
         results = self._client.replies(texts, request.n or 1, **request.options, **request.languages)
         for text, (length, best) in zip(texts, results, strict=True):
-            yield Reply(text, tuple(Answer(*one) for one in best), length, length > self.facts["max_source_length"])
+            yield TranslationResult(
+                text, tuple(Hypothesis(*one) for one in best), length, length > self.metadata["max_source_length"]
+            )

@@ -213,7 +213,7 @@ class Checkpoint:
         """Returns options of the search that mean the same here: beam_size, at most a request's, and max_length."""
         settings = self.settings | self.said("generation_config.json")
         # There max_length also counts what starts a target.
-        first = 1 + self.tokenizer_kind.codes
+        first = 1 + self.tokenizer_kind.num_language_tokens
         stated = {"beam_size": (settings.get("num_beams"), 0), "max_length": (settings.get("max_length"), first)}
         options = {name: value - less for name, (value, less) in stated.items() if type(value) is int and value > less}
         if "beam_size" in options:
@@ -292,8 +292,8 @@ class Checkpoint:
 
         Args:
             names: Tokens that have an id.
-            controls: Added tokens that are control tokens or languages. Those with a role, such as "mask_token", also
-                are control tokens.
+            control_tokens: Added tokens that are control tokens or languages. Those with a role, such as "mask_token",
+                are control tokens as well.
         """
         settings = self.said("special_tokens_map.json") | self.said("tokenizer_config.json")
         roles = [settings.get(f"{role}_token") for role in ROLES]
@@ -354,7 +354,7 @@ def settings_of(translator: TextModel) -> tuple[dict[str, Any], dict[str, Any], 
         sizes = {"layers": len(layers), "ffn_dim": layers[0].d_ff, "attention_heads": layers[0].num_heads}
         config |= {f"{side}_{name}": value for name, value in (sizes | {"layerdrop": 0.0}).items()}
     # Lengths there also count BOS, or EOS, and the language. The penalty there is n^length_penalty.
-    special = 1 + translator.tokenizer.codes
+    special = 1 + translator.tokenizer.num_language_tokens
     search = {
         "num_beams": translator.beam_size,
         "length_penalty": translator.length_penalty,

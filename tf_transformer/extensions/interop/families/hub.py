@@ -73,9 +73,9 @@ def origin_of(name: str | os.PathLike[str], folder: Path) -> dict[str, str]:
         folder: Directory of the checkpoint.
     """
     path = user_path(name)
-    facts = {"origin": path.resolve().name if path.is_dir() else os.fspath(name)}
+    metadata = {"origin": path.resolve().name if path.is_dir() else os.fspath(name)}
     if folder.parent.name == "snapshots":  # in the hub's cache
-        facts["commit"] = folder.name
+        metadata["commit"] = folder.name
     head: Any = {}
     # YAML between the first two lines "---" of README.md.
     if match := re.match(rb"---[ \t\r]*\n(.*?)^---\s*?$", readme_of(folder), re.DOTALL | re.MULTILINE):
@@ -87,15 +87,15 @@ def origin_of(name: str | os.PathLike[str], folder: Path) -> dict[str, str]:
     head = head if isinstance(head, dict) else {}
     languages = head.get("language") or []
     if languages := [languages] if isinstance(languages, str) else languages:
-        facts["languages"] = ", ".join(map(str, languages))
+        metadata["languages"] = ", ".join(map(str, languages))
     if head.get("license"):
-        facts["license"] = str(head["license"])
+        metadata["license"] = str(head["license"])
     file = folder / "tokenizer_config.json"
     settings = read_json(file) if file.is_file() else {}
     for side in ("source", "target"):
         if settings.get(f"{side}_lang"):
-            facts[f"{side}_language"] = str(settings[f"{side}_lang"])
-    return facts
+            metadata[f"{side}_language"] = str(settings[f"{side}_lang"])
+    return metadata
 
 
 def readme_of(folder: Path) -> bytes:

@@ -127,7 +127,7 @@ class PieceTokenizer(Tokenizer):
                 is_own = self.target.processor.piece_to_id(pieces[id]) != self.target.processor.unk_id()
                 if self.texts[id] and not is_own:
                     self.texts[id] = b" " + self.texts[id]
-        self.model, self.vocab_size, self.controls = model, len(pieces), []
+        self.model, self.vocab_size, self.control_tokens = model, len(pieces), []
         self._op = Once(self._resources)
 
     def read(self, pieces: list[str]) -> None:

@@ -35,7 +35,7 @@ def _save_portable(
     module.save(model, path, dtype, checked=checked, **(limits | options))
 
 
-_ROUNDED, _PORTABLE = ("float32", "int8"), frozenset({"facts", "check", "max_length"})
+_ROUNDED, _PORTABLE = ("float32", "int8"), frozenset({"metadata", "check", "max_length"})
 LITERT = Format(
     "litert", "a folder for LiteRT", "litert", _ROUNDED, _PORTABLE, functools.partial(_save_portable, _litert)
 )
@@ -53,7 +53,7 @@ TRANSFORMERS = Format(
     "a checkpoint for `transformers`",
     "transformers",
     ("float32", "bfloat16", "float16"),
-    frozenset({"facts", "scores", "check"}),
+    frozenset({"metadata", "scores", "check"}),
     lambda *args, **options: _hugging_face.save(*args, **options),
     # Users choose the dtype to compute in, and float16 is slow on some CPUs.
     scored_in="float32",

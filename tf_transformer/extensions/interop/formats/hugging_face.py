@@ -41,7 +41,7 @@ def save(
     path: str | os.PathLike[str],
     dtype: Literal["float32", "bfloat16", "float16"] | None = None,
     checked: bool = False,
-    **facts: Any,
+    **metadata: Any,
 ) -> None:
     """Writes the directory of a checkpoint atomically.
 
@@ -53,7 +53,7 @@ def save(
         path: New directory.
         dtype: Dtype of the weights. `None` means the model's.
         checked: Whether to read the directory again and compare ids and logits.
-        facts: Metadata of the model card in addition to the translator's `export_options`, such as license,
+        metadata: Metadata of the model card in addition to the translator's `export_options`, such as license,
             source_language, bleu and bleu_signature.
 
     Raises:
@@ -68,10 +68,10 @@ def save(
     stored_in = model.dtype_policy.variable_dtype
     dtype = dtype or (stored_in if stored_in in DTYPES else "float32")
     metadata = translator.export_options | {
-        name: values.convert(name, fact, values.Fact) for name, fact in facts.items()
+        name: values.convert(name, fact, values.Fact) for name, fact in metadata.items()
     }
     languages = {name: metadata[name] for name in LANGUAGES if name in metadata and translator.tokenizer.languages}
-    tokenizer = translator.tokenizer.for_languages(**languages)
+    tokenizer = translator.tokenizer.with_languages(**languages)
     translator = translator.replace(model=model.merged(), tokenizer=tokenizer, export_options=metadata)
     family: Any = family_of_config(model.config)
     tensors, files = family.write(translator)
@@ -125,7 +125,7 @@ def _check(folder: Path, translator: TextModel, tolerance: float) -> None:
     texts = [valid(text) for text in decoded]
     tokenizers = [tokenizer, read.tokenizer]
     if languages := tokenizer.languages:
-        tokenizers = [each.for_languages(languages[0], languages[-1]) for each in tokenizers]
+        tokenizers = [each.with_languages(languages[0], languages[-1]) for each in tokenizers]
     sources, targets = ([getattr(each, way)(texts) for each in tokenizers] for way in ("encode", "encode_target"))
     for ours, theirs in (sources, targets):
         for text, row, other in zip(texts, ours, theirs, strict=True):
@@ -145,13 +145,13 @@ def _check(folder: Path, translator: TextModel, tolerance: float) -> None:
 
 def _card(translator: TextModel, name: str) -> str:
     """Returns the text of README.md: the fields that the hub reads, how to use the model, and its metadata."""
-    facts, known, config = translator.export_options, translator.tokenizer.languages, translator.model.config
-    pair = [str(facts[side]) for side in LANGUAGES if facts.get(side)]
-    listed = [code.strip() for code in str(facts.get("languages", "")).split(",") if code.strip()]
-    origin = str(facts.get("origin", ""))
+    metadata, known, config = translator.export_options, translator.tokenizer.languages, translator.model.config
+    pair = [str(metadata[side]) for side in LANGUAGES if metadata.get(side)]
+    listed = [code.strip() for code in str(metadata.get("languages", "")).split(",") if code.strip()]
+    origin = str(metadata.get("origin", ""))
     head = {
         "language": sorted({code.partition("_")[0] for code in known or pair or listed}),  # "eng" of "eng_Latn"
-        "license": facts.get("license"),
+        "license": metadata.get("license"),
         "base_model": origin if "/" in origin else None,
         "library_name": "transformers",
         "pipeline_tag": "translation",
@@ -163,13 +163,13 @@ def _card(translator: TextModel, name: str) -> str:
         languages: tuple[Any, ...] = (known[0], known[-1])
         # The translator may have no languages of its own.
         with contextlib.suppress(BadInput):
-            languages = translator.tokenizer.spoken()
-        tokenizer = translator.tokenizer.for_languages(*languages)
+            languages = translator.tokenizer.current_languages()
+        tokenizer = translator.tokenizer.with_languages(*languages)
         (token,) = tokenizer.tokens(tokenizer.start_ids()[1:])
         options = f", src_lang={json.dumps(languages[0])}"
         target = f", forced_bos_token_id=tokenizer.convert_tokens_to_ids({json.dumps(token)})"
     table = {"made by": f"tf_transformer {__version__}"}
-    table |= {key: value for key, value in facts.items() if key not in IN_CARD_ELSEWHERE}
+    table |= {key: value for key, value in metadata.items() if key not in IN_CARD_ELSEWHERE}
     cells = {key: str(value).replace("|", "\\|").replace("\n", " ") for key, value in table.items()}
     lines = [
         "---",

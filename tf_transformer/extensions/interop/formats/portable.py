@@ -43,7 +43,7 @@ class Portable(abc.ABC):
     """Format of a directory for an engine without TensorFlow.
 
     It holds the model's file, the files of its tokenizer (`Tokenizer.files` and `Tokenizer.vocabularies`), and
-    model.json with ids, limits, default options and facts.
+    model.json with ids, limits, default options and metadata.
 
     Attributes:
         engine: Name of the engine for messages. In lower case it is the extra.
@@ -63,7 +63,7 @@ class Portable(abc.ABC):
         dtype: str | None = None,
         max_length: values.Count = SEARCH_OPTIONS["max_length"].default,
         checked: bool = False,
-        **facts: Any,
+        **metadata: Any,
     ) -> None:
         """Writes a directory atomically.
 
@@ -75,8 +75,8 @@ class Portable(abc.ABC):
             max_length: Default and maximum length of outputs in tokens, with EOS. At most max_source_length +
                 extra_length.
             checked: Whether to run `tf_transformer.extensions.conformance.check` on the result.
-            facts: More entries of model.json, such as source_language, target_language, step, origin or license. For a
-                multilingual model the first two are the defaults of calls. They default to the translator's.
+            metadata: More entries of model.json, such as source_language, target_language, step, origin or license. The
+                first two of a multilingual model are the defaults of calls. They default to the translator's.
 
         Raises:
             BadInput: If an argument is out of range, the engine does not support the model, a multilingual model lacks
@@ -96,13 +96,13 @@ class Portable(abc.ABC):
         of_request(options, dict.fromkeys(options, math.inf))
         tokenizer, languages = translator.tokenizer, dict[str, Any]()
         if tokenizer.languages:
-            tokenizer = tokenizer.for_languages(*(facts.get(name) for name in LANGUAGES))
-            facts = facts | dict(zip(LANGUAGES, tokenizer.spoken(), strict=True))
+            tokenizer = tokenizer.with_languages(*(metadata.get(name) for name in LANGUAGES))
+            metadata = metadata | dict(zip(LANGUAGES, tokenizer.current_languages(), strict=True))
             languages["language_ids"] = dict(tokenizer.language_ids)
         description = {
             # The export fixes the beam size.
             **{name: value for name, value in translator.export_options.items() if name != "max_beam_size"},
-            **{name: values.convert(name, value, values.Fact) for name, value in facts.items()},
+            **{name: values.convert(name, value, values.Fact) for name, value in metadata.items()},
             # JSON has no infinity.
             **{name: "inf" if value == math.inf else value for name, value in options.items()},
             **languages,
@@ -149,7 +149,7 @@ def graph_of_ids(
         steps: Maximum number of steps, for which the cache has room from the start. `None` lets the cache grow.
         weights: As in `decoder_of`.
     """
-    model, beams, codes = translator.model, translator.beam_size, translator.tokenizer.codes
+    model, beams, codes = translator.model, translator.beam_size, translator.tokenizer.num_language_tokens
 
     def translate(source: tf.Tensor, n_best: tf.Tensor, *values: tf.Tensor) -> dict[str, tf.Tensor]:
         options: dict[str, Any] = {}

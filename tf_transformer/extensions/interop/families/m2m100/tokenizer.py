@@ -40,7 +40,7 @@ class M2M100Tokenizer(PieceTokenizer):
     """
 
     kind = "M2M100"
-    codes = 1
+    num_language_tokens = 1
 
     def read(self, pieces: list[str]) -> None:
         description = json.loads(self.contents[IDS])
@@ -64,7 +64,7 @@ class M2M100Tokenizer(PieceTokenizer):
 
     @functools.cached_property
     def model(self) -> bytes:  # type: ignore[override]
-        # Made here for tokenizers that `for_languages` returned.
+        # Made here for tokenizers that `with_languages` returned.
         return archive_of(self.contents | {IDS: self.description})
 
     @property
@@ -91,7 +91,7 @@ class M2M100Tokenizer(PieceTokenizer):
             pieces[id] = ""
         return {VOCABULARY: json.dumps(pieces, ensure_ascii=False).encode()}
 
-    def for_languages(self, source_language: Any = None, target_language: Any = None) -> "M2M100Tokenizer":
+    def with_languages(self, source_language: Any = None, target_language: Any = None) -> "M2M100Tokenizer":
         languages = zip(LANGUAGES, (source_language, target_language), strict=True)
         chosen = {name: self._checked(name, language) for name, language in languages if language is not None}
         # The copy shares the resources. Its `model` includes the languages, so it is made again.
@@ -101,7 +101,7 @@ class M2M100Tokenizer(PieceTokenizer):
         other.__dict__.pop("model", None)
         return other
 
-    def spoken(self) -> tuple[Any, ...]:
+    def current_languages(self) -> tuple[Any, ...]:
         for name, language in self._spoken.items():
             if language is None:
                 self._checked(name, "")
@@ -121,7 +121,7 @@ class M2M100Tokenizer(PieceTokenizer):
 
     def _codes(self, rows: Tensor) -> "tuple[tf.Tensor, tf.Tensor]":
         """Returns ids of source and target languages, each int32 [rows], or 0 where one of both is unknown."""
-        languages = [tf.reshape(language, [-1]) for language in self.spoken()]
+        languages = [tf.reshape(language, [-1]) for language in self.current_languages()]
         source, target = (tf.broadcast_to(self.op.languages.lookup(language), [rows]) for language in languages)
         known = (source > 0) & (target > 0)
         return tf.where(known, source, 0), tf.where(known, target, 0)
@@ -136,12 +136,12 @@ class M2M100Tokenizer(PieceTokenizer):
 
     @checked
     def encode(self, texts: Sequence[str | bytes]) -> list[list[int]]:
-        code = self._ids[self.spoken()[0]]
+        code = self._ids[self.current_languages()[0]]
         return [[code, *row] for row in self.source.encode(texts)]
 
     @checked
     def encode_target(self, texts: Sequence[str | bytes]) -> list[list[int]]:
-        code = self._ids[self.spoken()[1]]
+        code = self._ids[self.current_languages()[1]]
         return [[code, *row] for row in self.source.encode(texts)]
 
     def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
@@ -151,7 +151,7 @@ class M2M100Tokenizer(PieceTokenizer):
         return self._with_code(1, texts)
 
     def start_ids(self) -> list[int]:
-        return [BOS_ID, self._ids[self.spoken()[1]]]
+        return [BOS_ID, self._ids[self.current_languages()[1]]]
 
     def start(self, rows: Tensor) -> "tf.Tensor":
         return tf.stack([tf.fill([rows], BOS_ID), self._codes(rows)[1]], axis=1)
