@@ -12,7 +12,9 @@ import runpy
 import sys
 from pathlib import Path
 
+import keras
 import matplotlib
+import numpy as np
 import pages
 import pytest
 from test_parsing_program import write_trees
@@ -130,7 +132,27 @@ WITH_A_RUN = {  # pages that need the run runs/mine: quicker code
 }
 SMALL = "tt.TransformerConfig(1, 32, 64, 2, vocab_size=400)"
 SEPARATE = {  # pages that need no other: quicker code, and a check of the names that their Python defines
-    "tutorials/layers": ({}, lambda names: names["scores"].numpy()[..., 3].max() == 0),  # padding
+    "tutorials/layers": (
+        {},
+        lambda names: (
+            names["scores"].numpy()[..., 3].max() == 0  # padding
+            and is_saved("classifier")
+            and is_saved("tagger")
+            and len(names["tagged"]) == len(names["row"].first_tokens) == 6
+            and np.allclose(*(names[name].predict(names["rows"]) for name in ("adapted", "classifier")), atol=1e-5)
+        ),
+    ),
+    "tutorials/language-model": (
+        {"corpus()": "corpus(train=500)"},
+        lambda names: names["saved"](["The old woman"]) == names["generator"](["The old woman"]),
+    ),
+    "guides/own-encoder": (
+        {"corpus()": "corpus(train=500)", "vocab_size=1_000": "vocab_size=400"},
+        lambda names: (
+            tt.load("savedmodels/recurrent")(["He is tired."]) == names["translator"](["He is tired."])
+            and type(keras.models.load_model("recurrent.keras")) is names["Recurrent"]
+        ),
+    ),
     "guides/large-corpora": (
         {"vocab_size=1_000": "vocab_size=400"},
         lambda names: sum(sum(shard["lengths"]) for shard in names["records"].shards) > 25_000,
@@ -158,10 +180,10 @@ SEPARATE = {  # pages that need no other: quicker code, and a check of the names
             'start.save("savedmodels/pretrained/1")': "start.export()",  # as in the README
             'tuned.translator().save("savedmodels/tuned/1")': "tuned.translator()",  # as in the README
         },
-        # LoRA on two projections of three layers
+        # LoRA on query and value of four attentions
         lambda names: (
             is_saved("adapted")
-            and len(names["start"].model.trainable_weights) == 2 * 2 * 3
+            and len(names["start"].model.trainable_weights) == 2 * 2 * 4
             and names["adapted"]("He is tired.") == names["start"]("He is tired.")
         ),
     ),
@@ -174,7 +196,7 @@ SEPARATE = {  # pages that need no other: quicker code, and a check of the names
         lambda names: is_saved("many") and names["tuned"].tokenizer.current_languages() == ("en", "de"),
     ),
 }
-FAST = ("tutorials/layers", "guides/large-corpora")
+FAST = ("tutorials/layers", "tutorials/language-model", "guides/own-encoder", "guides/large-corpora")
 ELSEWHERE = ["guides/beam", "reference/vocabulary"]  # in test_beam.py, test_tokenizer.py
 
 
