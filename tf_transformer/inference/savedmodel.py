@@ -76,8 +76,10 @@ class SavedModel(Engine):
         takes = {name: spec.dtype for name, spec in default.structured_input_signature[1].items()} if default else {}
         gives = [spec.dtype for spec in default.structured_outputs.values()] if default else []
         if takes != {"text": tf.string} or gives.count(tf.string) != 1:
-            got = f"{', '.join(takes) or 'nothing'} for {gives.count(tf.string)} texts"
-            raise BadInput(f"{address}: expected a SavedModel whose serving_default gives a text for `text`, got {got}")
+            raise BadInput(
+                f"{address}: expected a SavedModel whose serving_default returns one string for `text`, got "
+                f"{gives.count(tf.string)} for {', '.join(takes) or 'nothing'}. Call it with tf.saved_model.load"
+            )
         inputs = signatures["translate"].structured_input_signature[1] if "translate" in signatures else {}
         self.call_options = tuple(name for name in SEARCH_OPTIONS if name in inputs)
         self.translates = "parse" not in signatures

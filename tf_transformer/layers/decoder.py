@@ -54,19 +54,25 @@ class DecoderLayer(TransformerLayer):
     """
 
     def build(self, x_shape: Shape, memory_shape: Shape = None) -> None:
+        # Optimizers number the variables of checkpoints in this order.
+        has_memory = memory_shape is not None
         self.self_attention = self.make_attention("self_attention")
-        self.self_attention_norm = self.make_norm("self_attention_norm")
+        self.cross_attention: Any = self.make_attention("cross_attention") if has_memory else None
         self.feed_forward = self.make_feed_forward("feed_forward")
+        self.self_attention_norm = self.make_norm("self_attention_norm")
+        self.cross_attention_norm: Any = self.make_norm("cross_attention_norm") if has_memory else None
         self.feed_forward_norm = self.make_norm("feed_forward_norm")
-        inner = [self.self_attention, self.self_attention_norm, self.feed_forward, self.feed_forward_norm]
-        self.cross_attention: Any = None
-        if memory_shape is not None:
-            self.cross_attention = self.make_attention("cross_attention")
-            self.cross_attention_norm = self.make_norm("cross_attention_norm")
+        if self.cross_attention:
             self.cross_attention.build(x_shape, memory_shape)
-            inner.append(self.cross_attention_norm)
-        for layer in inner:
-            layer.build(x_shape)
+        for layer in (
+            self.self_attention,
+            self.self_attention_norm,
+            self.cross_attention_norm,
+            self.feed_forward,
+            self.feed_forward_norm,
+        ):
+            if layer:
+                layer.build(x_shape)
 
     def init_cache(self, memory: Tensor = None, slots: int = 0, x: Tensor = None) -> DecoderCache:
         """Returns a cache with `slots` empty slots for target tokens, and the projection of memory [B, S, d].

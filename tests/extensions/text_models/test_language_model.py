@@ -96,6 +96,19 @@ def test_samples_have_their_probabilities(options, keep):
     assert chi_square < 33  # 12 degrees of freedom pass it once in a thousand seeds
 
 
+def test_adapters_count_after_a_search():
+    model = language_model()
+    trained, before = keras.Model(ids := keras.Input((None,), dtype="int32"), model(ids)), model.search(PROMPTS)
+    tt.enable_lora(trained, rank=2)
+    for weight in trained.trainable_weights:
+        weight.assign(np.ones(weight.shape))
+    tt.merge_lora(trained)
+    tuned = model.search(PROMPTS)
+    assert tuned != before
+    fresh = tt.LanguageModel(model.embedding, model.layers, model.norm, model.head)
+    assert fresh.search(PROMPTS) == tuned
+
+
 def test_prompts_that_are_refused():
     model = language_model(positions="learned")
     for prompts, options in (([[]], {}), ([], {}), ([[1]], {"max_length": 99}), ([[1]], {"beams": 4})):

@@ -23,7 +23,7 @@ def enable_lora(model: keras.Model, rank: Count = 8, layers: Sequence[str] = ("q
         model: Built Keras model.
         rank: Rank of the adapters.
         layers: Names of the `Dense`, `EinsumDense` and embedding layers to adapt. Attention has `"query"`, `"key"`,
-            `"value"` and `"output"`, feed-forward networks have `"hidden"` and `"output_projection"`.
+            `"value"` and `"output"`, feed-forward networks have `"hidden"` and `"output"`.
 
     Raises:
         BadInput: If no layer has such a name, or the model has adapters.
@@ -111,7 +111,7 @@ def merge_lora(model: keras.Model) -> None:
         a, b = (getattr(layer, f"lora_{name}_{side}") for side in "ab")
         matrix = getattr(layer, f"_{name}")
         matrix.assign(matrix + layer.lora_alpha / layer.lora_rank * ops.matmul(a, b))
-        b.assign(ops.zeros_like(b))
+        b.assign(ops.zeros(b.shape, b.dtype))
 
 
 def _array(variable: keras.Variable) -> np.ndarray:

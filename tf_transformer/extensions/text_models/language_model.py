@@ -118,7 +118,10 @@ class LanguageModel:
             for layer, target in zip(self.layers, targets, strict=True):
                 x, new = layer(x, cache=DecoderCache(target, None), slot=slot + P, attention_mask=mask)
                 kept.append(new.target)
-            return self._logits(x), (seen, length, kept)
+            logits = self._logits(x)
+            # Losses that ignore padding leave its logit to chance.
+            is_padding = ops.arange(logits.shape[-1], dtype="int32") == PAD_ID
+            return ops.where(is_padding, IMPOSSIBLE, ops.cast(logits, "float32")), (seen, length, kept)
 
         def keep(cache: Any, slots: Tensor) -> Any:
             *of_rows, targets = cache
@@ -230,6 +233,8 @@ class LanguageModel:
     def _continued(
         self, key: Any, function: Callable[..., Hypotheses], columns: Sequence[np.ndarray], end_id: int
     ) -> list[list[Continuation]]:
+        # A compiled function reads the weights that there were, and LoRA adds some.
+        key = *key, *map(id, self.weights)
         if key not in self._functions:
             self._functions[key] = compiled(function, self.weights, **input_signature(columns))
         ids, *others = (ops.convert_to_numpy(part).tolist() for part in self._functions[key](list(columns)))
