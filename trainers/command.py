@@ -35,7 +35,7 @@ def options(
     """Returns a parser whose help fits a screen, and whose usage has the command that called the program."""
 
     def formatter(prog: str) -> argparse.HelpFormatter:
-        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=110)
+        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=31, width=110)
 
     called = sys.argv[0].endswith(f" {program}")  # by __main__.py
     prog, text = sys.argv[0] if called else f"python -m {package}.{program}", (description or "").strip()

@@ -43,7 +43,8 @@ def test_under_a_causal_mask_a_position_sees_none_after_it():
 def test_a_decoder_layer_without_memory_is_a_causal_encoder_layer():
     x, layer = normal(B, S, d), DecoderLayer(h, d_ff, d_k, d_v)
     layer(x)
-    layer.set_weights(LAYER.get_weights())
+    for name in ("self_attention", "self_attention_norm", "feed_forward", "feed_forward_norm"):
+        getattr(layer, name).set_weights(getattr(LAYER, name).get_weights())
     output, scores = layer(x, return_attention_scores=True)
     expected = LAYER(x, use_causal_mask=True, return_attention_scores=True)
     close(output, expected[0])

@@ -225,7 +225,7 @@ def test_controls_have_the_first_ids_and_no_text_makes_them():
     assert tokenizer.detokenize(tokenizer.tokenize(lines[:1])).numpy() == [lines[0].encode()]
     with pytest.raises(tt.BadInput, match="expected at least 265"):
         tt.Tokenizer.train_from_iterator(lines, 264, control_tokens=symbols)
-    assert tt.Tokenizer.train_from_iterator(lines, 300).controls == []
+    assert tt.Tokenizer.train_from_iterator(lines, 300).control_tokens == []
 
 
 SYMBOLS = ["<2de>", "<2fr>", "a,b", '"', "\ufb01x"]
@@ -273,16 +273,16 @@ def test_symbols_are_one_piece_for_every_engine(kind, tmp_path):
 @pytest.mark.parametrize(
     ("symbols", "message"),
     [
-        ("<2de>", "symbols: expected a list, got '<2de>'"),
-        (["<2de>", ""], "symbols: expected printable text without white space, such as '<2de>'; got ''"),
-        (["to de"], "symbols: expected printable text .* got 'to de'"),
-        (["a\u2003b"], "symbols: expected printable text .* got 'a.u2003b'"),
-        (["\u2581de"], "symbols: expected printable text .* got '\u2581de'"),
-        (["\ud83d"], "symbols: expected printable text .* got '.ud83d'"),
-        ([7], "symbols: expected printable text .* got 7"),
-        (["<2de>", "<2fr>", "<2de>"], "symbols: expected each symbol once, got '<2de>' again"),
-        (["<s>"], "symbols: expected none of the vocabulary's own pieces, got '<s>'"),
-        (["<0x41>"], "symbols: expected none of the vocabulary's own pieces, got '<0x41>'"),
+        ("<2de>", "user_defined_symbols: expected a list, got '<2de>'"),
+        (["<2de>", ""], "user_defined_symbols: expected printable text without white space, such as '<2de>'; got ''"),
+        (["to de"], "user_defined_symbols: expected printable text .* got 'to de'"),
+        (["a\u2003b"], "user_defined_symbols: expected printable text .* got 'a.u2003b'"),
+        (["\u2581de"], "user_defined_symbols: expected printable text .* got '\u2581de'"),
+        (["\ud83d"], "user_defined_symbols: expected printable text .* got '.ud83d'"),
+        ([7], "user_defined_symbols: expected printable text .* got 7"),
+        (["<2de>", "<2fr>", "<2de>"], "user_defined_symbols: expected each symbol once, got '<2de>' again"),
+        (["<s>"], "user_defined_symbols: expected none of the vocabulary's own pieces, got '<s>'"),
+        (["<0x41>"], "user_defined_symbols: expected none of the vocabulary's own pieces, got '<0x41>'"),
         ([f"<{n}>" for n in range(50)], r"vocab_size: expected at least 311 \(symbols, bytes, a piece\), got 310"),
     ],
 )

@@ -249,7 +249,7 @@ def test_a_fit_that_goes_on_says_so(tmp_path, capsys):
         ({"optimizer": keras.optimizers.Adam(tt.WarmupSchedule(7))}, r"learning_rate was 0\.5, now {.*WarmupSchedule"),
         ({"optimizer": keras.optimizers.Adam(0.5, beta_2=0.7)}, r"optimizer\.config\.beta_2 was 0\.999, now 0\.7;"),
         ({"optimizer": keras.optimizers.SGD(0.5)}, r'optimizer\.class_name was "Adam", now "SGD"'),
-        ({"loss": tt.SmoothedCrossEntropy(0.3)}, r"loss\.config\.epsilon was 0\.1, now 0\.3;"),
+        ({"loss": tt.SmoothedCrossEntropy(0.3)}, r"loss\.config\.label_smoothing was 0\.1, now 0\.3;"),
         ({"loss": "sparse_categorical_crossentropy"}, 'loss was .*, now "sparse_categorical_crossentropy"'),
         ({"dtype": "mixed_bfloat16"}, 'dtype was "float32", now "mixed_bfloat16"'),
     ],

@@ -269,7 +269,7 @@ def test_variables_of_tensorflow_are_tensors(kind):
     ("options", "message"),
     [
         ({"reduction": "sum"}, "^reduction: expected 'sum_over_batch_size', 'mean', 'none' or None, got 'sum'"),
-        ({"label_smoothing": 0.1}, "got label_smoothing. epsilon is the label smoothing, and predictions are logits.$"),
+        ({"from_logits": True}, "got from_logits. Predictions are logits.$"),
     ],
 )
 def test_options_of_other_losses_are_refused(options, message):

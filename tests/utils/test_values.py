@@ -248,7 +248,7 @@ def test_every_option_of_a_function_is_checked():
             for value in HOSTILE:
                 made = outcome(option, lambda o=option, v=value, a=annotation: convert(o, v, a))
                 assert not made or has_other or is_plain(made[0]), (name, option, value, made)
-    assert {"load", "text_pairs", "TextCorpus", "corpus", "Translator.n_best", "Tokenizer.learn"} <= checked_names
+    assert {"load", "text_pairs", "TextCorpus", "corpus", "Translator.n_best", "Tokenizer.train"} <= checked_names
 
 
 def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch):
@@ -311,7 +311,7 @@ def other_calls(folder, translator):
         (tt.data.token_batches, {"pairs": pairs, "tokenizer": tokenizer}),
         (tt.toy_corpus.write_corpus, {"directory": folder / "made"}),
         (tt.visualize.attention_figure, {"pair": translator.attention(texts[0])}),
-        (tt.Tokenizer.learn, {"files": files, "vocab_size": 300}),
+        (tt.Tokenizer.train, {"files": files, "vocab_size": 300}),
         (tt.Tokenizer.train_from_iterator, {"sentences": ["a b c", "d e f"], "vocab_size": 268}),
         (translator.n_best, {"texts": texts}),
         (translator.sample, {"texts": texts}),

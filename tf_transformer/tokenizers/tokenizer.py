@@ -320,7 +320,7 @@ def _readable(texts: Iterable[Any], failures: list[Exception]) -> Iterator[str]:
         raise
 
 
-def check_symbols(symbols: Iterable[str], name: str = "symbols") -> None:
+def check_symbols(symbols: Iterable[str], name: str = "user_defined_symbols") -> None:
     """Checks that each symbol, which occurs once, can be one piece of a text, or raises `BadInput` with the option."""
     before = set[str]()
     for symbol in symbols:

@@ -21,28 +21,28 @@ class Recipe:
     Attributes:
         steps: number of updates. `None` means the paper's 100,000 for `base`, unless `epochs` is set.
         epochs: number of passes over the training set, instead of `steps`.
-        batch_tokens: source tokens per batch, and as many target tokens, padding included (section 5.1).
+        batch_tokens: source tokens per batch, and as many target tokens. Padding counts (section 5.1).
         warmup_steps: steps over which the learning rate grows, equation (3).
         learning_rate_factor: factor of equation (3)'s learning rate.
         learning_rate: constant learning rate after the warm-up, as for fine-tuning. `None` means equation (3).
-        cooldown_steps: final steps over which the learning rate falls to 0 (Zhai et al. 2022). The paper has none.
+        cooldown_steps: final steps over which the learning rate falls to 0. They are of Zhai et al. (2022).
         eval_every: approximate number of steps between checkpoints. `None` means a twentieth of all steps, at most
             1,500.
-        early_stopping_patience: checkpoints without a better dev score, or dev loss if there are no scores, after which
-            training ends. `None` means never.
-        average_last: number of checkpoints to keep, at least 2, and to average at the end (section 6.1). `None` means
-            5, or 1 with `ema_momentum`.
+        early_stopping_patience: checkpoints without improvement before training stops. Dev scores are compared, or
+            dev losses if there are none. `None` means never.
+        average_last: number of checkpoints to average at the end (section 6.1). As many are kept, at least 2. `None`
+            means 5, or 1 with `ema_momentum`.
         dev_sentences: number of dev sentences to decode at each checkpoint.
         tokenizer: kind of vocabulary to train, "bpe" or "unigram" (section 5.1). It reads texts in a normal form
             (docs/reference/vocabulary.md).
         mixed_precision: compute dtype, "bfloat16" or "float16", with weights in float32. `None` means float32.
-        num_microbatches: number of microbatches per batch, computed one after the other: the same update, less memory.
+        num_microbatches: microbatches per batch, to save memory. The update is the same.
         clip_norm: maximum norm of the gradients, which are scaled down to it. `None` means no limit.
-        ema_momentum: momentum of a moving average of the weights, for example 0.999, about 1 / (1 - momentum) steps.
-            The average replaces the weights in scores and checkpoints. `None` means no average.
-        on_nan: what to do if a loss or a gradient is not finite, "stop", or "skip" the update.
-        jit_compile: whether XLA compiles the training step, once per batch shape: "on", "off", or "auto", which is
-            Keras's choice: on with one GPU.
+        ema_momentum: momentum of a moving average of the weights. It covers about 1 / (1 - momentum) steps, and
+            replaces the weights in scores and checkpoints. `None` means no average.
+        on_nan: if a loss or a gradient is not finite, "stop" or "skip" the update.
+        jit_compile: compile the training step with XLA, "on", "off" or "auto". It compiles once per batch shape. "auto"
+            is Keras's choice, on with one GPU.
         seed: random seed of weights, dropout and data order, any integer.
 
     Raises:

@@ -60,7 +60,7 @@ def tokenizer_of(kind, sentences):
     if kind == "marian":
         return checkpoint_in(MARIAN).tokenizer()
     kind, normalization = kind.split()
-    symbols = {"symbols": ["<2de>", "<2fr>", "<2fr>x"], "controls": ["NP"]}
+    symbols = {"user_defined_symbols": ["<2de>", "<2fr>", "<2fr>x"], "control_tokens": ["NP"]}
     return tt.Tokenizer.train_from_iterator(sentences, 420, kind, normalization=normalization, **symbols)
 
 

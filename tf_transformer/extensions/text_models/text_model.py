@@ -175,6 +175,7 @@ class TextModel(Served):
         return [self._encode_words(text) for text in texts]
 
     def _encode_words(self, text: str | bytes) -> EncodedText:
+        ((text, cut),) = begun([text], self.max_length)  # words of megabytes would take gigabytes
         spaced = "".join(" " if unicodedata.category(letter) in SEPARATORS else letter for letter in utf8(text))
         words = [word for word in spaced.split(" ") if word]
         ids, first_tokens = list[int](), list[int]()
@@ -185,7 +186,7 @@ class TextModel(Served):
             first_tokens.append(len(ids))
             ids += tokens or [UNKNOWN_ID]
         count = len(first_tokens)
-        return EncodedText([*ids, EOS_ID], words[:count], first_tokens, count < len(words))
+        return EncodedText([*ids, EOS_ID], words[:count], first_tokens, cut or count < len(words))
 
     @checked
     def __call__(self, texts: str | bytes | Iterable[str | bytes], batch_size: Count = 32) -> Any:
@@ -253,6 +254,7 @@ class TextModel(Served):
     def _encode_in_graph(self, text: Tensor) -> tuple[Any, Any, Any, Any]:
         """Returns `encode` of texts `(B,)` as tensors: ids `(B, T)`, ragged words and first tokens, and truncated."""
         fits = self.max_length - 1
+        text, cut = beginnings(text, self.max_length)
         if self.by_word:
             words = tf.strings.split(tf.strings.regex_replace(valid_text(text), r"[\p{Z}\p{Cc}]+", " "))
             tokens = self.tokenizer.tokenize(words.flat_values)
@@ -261,15 +263,15 @@ class TextModel(Served):
             tokens = words.with_flat_values(tf.concat([tokens, unknown], axis=1))  # (B, words, tokens)
             sizes = tf.cast(tokens.values.row_lengths(), tf.int32)  # of all words of all texts
             total = tf.concat([[0], tf.cumsum(sizes)], axis=0)
-            ends = words.with_flat_values(total[1:]) - tf.gather(total, words.row_splits[:-1])[:, tf.newaxis]
+            begin = tf.gather(tf.gather(total, words.row_splits), words.value_rowids())
+            ends = words.with_flat_values(total[1:] - begin)
             is_read = ends <= fits
             first_tokens = tf.ragged.boolean_mask(ends - words.with_flat_values(sizes), is_read)
-            truncated = first_tokens.row_lengths() < words.row_lengths()
+            truncated = cut | (first_tokens.row_lengths() < words.row_lengths())
             words = tf.ragged.boolean_mask(words, is_read)
             ids = tf.ragged.boolean_mask(tokens, is_read).merge_dims(1, 2)
         else:
-            shortened, cut = beginnings(text, self.max_length)
-            tokens = self.tokenizer.tokenize(shortened)
+            tokens = self.tokenizer.tokenize(text)
             ids, words, first_tokens = tokens[:, :fits], None, None
             truncated = cut | (tokens.row_lengths() > fits)
         ids = tf.concat([ids, tf.fill([ids.nrows(), 1], EOS_ID)], axis=1).to_tensor(PAD_ID)
