@@ -101,7 +101,7 @@ def add_training_options(add: Callable[..., Any]) -> None:
     add_fields(add, Recipe, names, RECIPES.values())
     add_vocabulary_kind(add)
     add_fields(add, TransformerConfig, CONFIG_OPTIONS, PRESETS.values())
-    devices = "all, gpu:0,gpu:1, or cpu:2 for a trial (one device, or the workers of TF_CONFIG)"
+    devices = "all, gpu:0,gpu:1, or cpu:2 for a trial (one device, or TF_CONFIG's workers)"
     add("--devices", metavar="LIST", help=devices)
     cost = "estimate the cost and stop: measured here, or for devices such as 8x9.5"
     add("--dry-run", nargs="?", const=HERE, metavar="NxTFLOPS", help=cost)
