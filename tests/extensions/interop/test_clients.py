@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from programs import run_python
 
-from benchmarks import under_load
 from savedmodels.clients import rest
 
 pytest.importorskip("flask")
@@ -101,8 +100,6 @@ EXAMPLES = re.findall(r"```sh\n((?:(?!```).)*\$(?:HOST|GRPC).*?)```\n(?:\n```jso
 
 def test_there_are_examples():
     assert len(EXAMPLES) >= 7 and sum(bool(answer) for _, answer in EXAMPLES) >= 4
-    clients = [path.name for path in (ROOT / "savedmodels/clients").iterdir() if path.is_file()]
-    assert sum(script.count(f"clients/{name}") for script, _ in EXAMPLES for name in clients) >= 3
 
 
 @pytest.mark.program
@@ -352,77 +349,6 @@ def test_grpc_loses_no_line_when_a_request_is_late(places, monkeypatch, capsys):
     said = capsys.readouterr()
     assert [line.split("\t")[0] for line in said.out.splitlines()] == ["0", "1", "2", "3"]
     assert said.err.splitlines() == ["2 of 7 texts", "4 of 7 texts"]
-
-
-@needs_grpc
-def test_the_services(places):
-    import grpc
-    import tensorflow as tf
-    from tensorflow_serving.apis import (
-        get_model_metadata_pb2,
-        get_model_status_pb2,
-        model_service_pb2_grpc,
-        predict_pb2,
-        prediction_service_pb2_grpc,
-    )
-
-    with grpc.insecure_channel(places["GRPC"]) as channel:
-        status = get_model_status_pb2.GetModelStatusRequest()
-        status.model_spec.name = "demo"
-        (version,) = model_service_pb2_grpc.ModelServiceStub(channel).GetModelStatus(status).model_version_status
-        assert (version.version, version.state) == (1, get_model_status_pb2.ModelVersionStatus.AVAILABLE)
-
-        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-        metadata = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
-        metadata.model_spec.name = "demo"
-        signatures = get_model_metadata_pb2.SignatureDefMap()
-        assert stub.GetModelMetadata(metadata).metadata["signature_def"].Unpack(signatures)
-        assert "translate" in signatures.signature_def
-
-        def predict(signature, output_filter=(), **inputs):
-            request = predict_pb2.PredictRequest(output_filter=output_filter)
-            request.model_spec.name, request.model_spec.signature_name = "demo", signature
-            for name, value in inputs.items():
-                request.inputs[name].CopyFrom(tf.make_tensor_proto(value))
-            return stub.Predict(request)
-
-        answer = predict("translate", ["scores", "finished", "lengths"], text=[TEXT, "a"])
-        assert set(answer.outputs) == {"scores", "finished", "lengths"}
-        assert answer.model_spec.signature_name == "translate" and answer.model_spec.version.value == 1
-        assert tf.make_ndarray(answer.outputs["scores"]).shape == (2, 4)
-        for signature, output_filter, inputs, code, message in (
-            ("no", (), {"text": ["a"]}, "FAILED_PRECONDITION", 'Serving signature key "no" not found.'),
-            ("translate", ("x",), {"text": ["a"]}, "INVALID_ARGUMENT", "outputs of translate: expected some of "),
-            ("translate", (), {"beam_size": [1]}, "INVALID_ARGUMENT", "inputs of translate: expected beam_size, "),
-            ("score", (), {"source": ["a"]}, "INVALID_ARGUMENT", "inputs of score: expected source, target, got s"),
-            ("tokenize", (), {"text": [1]}, "INVALID_ARGUMENT", "expected to be a string tensor but is a int32"),
-        ):
-            with pytest.raises(grpc.RpcError) as raised:
-                predict(signature, output_filter, **inputs)
-            assert raised.value.code().name == code and message in raised.value.details()
-
-
-def test_load(shell, busy, tmp_path, capsys):
-    """Of a server: errors by kind, and the rest as where an export is asked. A busy one is not asked again."""
-    program = "python -m benchmarks.under_load http://$HOST/v1/models"
-    assert "HTTP Error 404" in shell(f"{program}/other --source sentences.txt", status=2)
-    assert "expected sentences, found none" in shell(f"{program}/$NAME --source /dev/null", status=2)
-    handler, host = busy
-    handler.busy = (1, 2)  # not at first: that request is not counted
-    (tmp_path / "text").write_text("a text")
-    options = ["--source", str(tmp_path / "text"), "--clients", "1", "--seconds", "0.2"]
-    (line,) = under_load.main([f"{host if '://' in host else f'http://{host}'}/v1/models/demo", *options])
-    assert line["errors"] == {"HTTP Error 503: Service Unavailable": 2} and line["answers"] > 0 == line["wrong"]
-    assert 0 < line["p50_ms"] <= line["p90_ms"] <= line["p99_ms"] and "resident_mib" not in line
-    assert json.loads(capsys.readouterr().out) == line
-
-
-@pytest.mark.parametrize("percent", [50, 90, 99])
-@pytest.mark.parametrize("count", [1, 2, 7, 100, 101])
-def test_percentiles_are_numpys(percent, count):
-    values = sorted(np.random.default_rng(count).integers(1, 1_000, count) / 1e4)
-    expected = 1e3 * np.percentile(values, percent, method="inverted_cdf")
-    assert under_load.percentile(values, percent) == pytest.approx(expected)
 
 
 @needs_grpc

@@ -10,16 +10,12 @@ import pytest
 import sentencepiece
 import tensorflow as tf
 from conftest import draw_weights, random_model
-from programs import fails
 
 import tf_transformer as tt
 from tf_transformer import layers
 from tf_transformer.extensions.interop.formats.ctranslate2 import QUANTIZATIONS, save
 from tf_transformer.masks import PAD_ID
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID
-from tf_transformer.training.run import Run
-from tf_transformer.utils.files import checksum
-from trainers import export
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
@@ -262,30 +258,3 @@ def test_without_the_package(translator, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(tt.BadInput, match=r'takes ctranslate2: pip install "tf-transformer\[ctranslate2\]"'):
         save(translator, tmp_path / "new")
-
-
-def test_the_program(tokenizer, tmp_path, capsys):
-    """A run's folder with two checkpoints, exported with 8 bits."""
-    models = [random_model(tokenizer.vocab_size, seed, 3.0, {}) for seed in (1, 2)]
-    for step, model in enumerate(models, 1):
-        folder = tmp_path / f"run/checkpoints/step-{step}"
-        folder.mkdir(parents=True)
-        model.save_weights(folder / "model.weights.h5")
-        state = {"step": step, "sha256": checksum(folder / "model.weights.h5")}
-        (folder / "state.json").write_text(json.dumps(state))
-    settings = {"kind": "translation", "recipe": {"seed": 1}, "corpus": {"train": "grammar"}}
-    Run(tmp_path / "run").begin(settings | {"model": models[0].config.to_dict()})
-    tokenizer.save(tmp_path / "run/tokenizer.model")
-
-    argv = ["--run", str(tmp_path / "run"), "--name", "mine", "--base", str(tmp_path / "base")]
-    export.main([*argv, "--format", "ctranslate2", "--dtype", "int8"])
-    assert f"published {tmp_path / 'base/mine/1'}: a folder for CTranslate2, int8" in capsys.readouterr().out
-    expected = random_model(tokenizer.vocab_size, 1, 3.0, {})
-    expected.set_weights([np.mean(pair, axis=0) for pair in zip(*(m.get_weights() for m in models), strict=True)])
-    save(tt.Translator(expected, tokenizer), tmp_path / "expected", "int8")
-    for file in (tmp_path / "expected").iterdir():
-        assert file.read_bytes() == (tmp_path / "base/mine/1" / file.name).read_bytes()
-
-    given = ["--format", "ctranslate2", "--dev", "a", "b", "--n-best", "2", "--run", "one", "two"]
-    said = "a folder for CTranslate2: expected none of ensemble, scores, n_best, which it cannot hold"
-    assert said in fails(export, [*argv, *given], capsys)

@@ -2,20 +2,17 @@
 
 import dataclasses
 import json
-import subprocess
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
-from checkpoints import M2M100, MAKERS, MARIAN, by_ctranslate2
+from checkpoints import MAKERS, MARIAN
 from conftest import array
 
 import tf_transformer as tt
 from tf_transformer.extensions.interop.families.marian.model import MarianConfig, MarianTransformer
 from tf_transformer.models.families import build_model, config_of, families, family_of_folder, tokenizer_of
 
-ROOT = Path(__file__).parents[3]
 SMALL = {"num_layers": 1, "d_model": 12, "d_ff": 17, "num_heads": 3, "vocab_size": 41}
 
 
@@ -84,40 +81,3 @@ def test_a_file_of_keras_holds_the_model(kind, tmp_path):
     ids = np.array([[5, 6, 249, 2], [7, 2, 0, 0]]), np.array([[1, 5, 250], [1, 8, 9]])
     np.testing.assert_array_equal(array(again(ids)), array(model(ids)))
     assert again.config == model.config and type(again) is type(model)
-
-
-def answers_in(file):
-    return json.loads(file.read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("kind", ["separate", "m2m100"])
-def test_ctranslate2_translates_alike(kind, tmp_path):
-    """Two vocabularies, and several languages. test_ctranslate2.py has the paper's models, for which it has more."""
-    MAKERS[kind](folder := tmp_path / "checkpoint")
-    sources, expected = (answers_in(file) for file in (MARIAN / "answers.json", MARIAN.parent / "separate.json"))
-    languages = {"target_language": "de"} if kind == "m2m100" else {}
-    tt.Translator.from_pretrained(folder, **languages).save(tmp_path / "model", format="ctranslate2")
-    if kind == "separate":
-        texts, log_probs = by_ctranslate2(tmp_path / "model", tmp_path / "model", sources["sentences"], 4)
-        assert texts == expected["beam"]
-        np.testing.assert_allclose(log_probs, expected["log_probs"], atol=1e-4)
-        return
-    for name, answers in answers_in(M2M100 / "answers.json").items():
-        texts, _ = by_ctranslate2(tmp_path / "model", M2M100, answers["sentences"], 1, name.split("-"))
-        assert texts == answers["greedy"]
-
-
-def test_nothing_but_its_folder_names_a_family():
-    """Programs, exports and loading ask the registry; `tt` keeps the short way to MarianMT."""
-    command = ["git", "grep", "-il", "marian", "--", "tf_transformer", "trainers"]
-    files = set(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
-    kin = (
-        "tf_transformer/extensions/interop/families/marian/",
-        "tf_transformer/extensions/interop/families/m2m100/",
-    )  # the latter is made of its parts
-    files = {file for file in files if not file.startswith(kin)}
-    assert files <= {
-        "tf_transformer/registry.py",  # its line
-        "tf_transformer/models/families.py",  # whose form the paper's models take in a checkpoint
-        "tf_transformer/inference/loading.py",  # an example
-    }

@@ -168,12 +168,9 @@ def test_a_file_that_is_too_large_is_not_read(name, folder, tmp_path):
 
 
 WRONG = {
-    "a value of another type in it": lambda metadata: [metadata],
     "a value of another type in it$": lambda metadata: {**metadata, "ids": 3},
     "no 'end' in it": lambda metadata: {**metadata, "ids": {}},
-    "no 'beam_size' in it": lambda metadata: {name: value for name, value in metadata.items() if name != "beam_size"},
     r"beam_size: expected a whole number, got \[3\]$": lambda metadata: {**metadata, "beam_size": [3]},
-    "else: a value of another type in it": lambda metadata: {**metadata, "length_penalty": "x"},
 }
 
 
@@ -186,10 +183,10 @@ def test_errors_about_facts_are_not_about_python(message, folder, tmp_path):
         LiteRTTranslator(tmp_path / "1")
 
 
-@pytest.mark.parametrize("name", ["threads", "batch_size"])
-def test_the_client_takes_positive_numbers(name, folder):
-    with pytest.raises(ValueError, match=f"^{name}: expected a positive number, got 0$"):
-        LiteRTTranslator(folder, **{name: 0})
+def test_the_client_takes_positive_numbers(folder):
+    for name in ("threads", "batch_size"):
+        with pytest.raises(ValueError, match=f"^{name}: expected a positive number, got 0$"):
+            LiteRTTranslator(folder, **{name: 0})
 
 
 def test_a_process_without_standard_error(folder, monkeypatch):

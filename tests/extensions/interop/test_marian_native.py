@@ -24,11 +24,9 @@ import separate  # noqa: E402
 TRAINED = separate.TRAINED
 SENTENCES = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))["sentences"]
 WEIGHTS, VOCABULARY = "opus.spm-spm.transformer-align.model1.npz.best-perplexity.npz", "opus.spm-spm.vocab.yml"
-# As Marian writes them beside the weights, with a few of those that are for other kinds of models.
-MODEL_OPTIONS = """dec-cell: gru
-dec-depth: 1
+# As Marian writes them beside the weights.
+MODEL_OPTIONS = """dec-depth: 1
 dim-emb: 36
-dim-rnn: 1024
 dim-vocabs:
   - 385
   - 385
@@ -42,14 +40,12 @@ right-left: false
 tied-embeddings: false
 tied-embeddings-all: true
 tied-embeddings-src: false
-transformer-aan-activation: swish
 transformer-decoder-autoreg: self-attention
 transformer-decoder-dim-ffn: 108
 transformer-decoder-ffn-depth: 0
 transformer-dim-ffn: 72
 transformer-ffn-activation: swish
 transformer-ffn-depth: 2
-transformer-guided-alignment-layer: last
 transformer-heads: 2
 transformer-no-projection: false
 transformer-pool: false

@@ -8,8 +8,8 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import TEXTS, random_model
-from exported import LONG, MARIAN, agree, checkpoint, hostile_texts, onnx_export, sentences, trained
+from conftest import random_model
+from exported import LONG, agree, onnx_export, sentences, trained
 from programs import ROOT, without_the_package
 
 import tf_transformer as tt
@@ -85,13 +85,6 @@ def test_the_file_takes_its_default_for_what_is_not_a_number(folder):
     assert scores[0].tolist() == scores[1].tolist() and scores[0][0] > -1e8
 
 
-def test_no_text_raises_an_error(folder):
-    client = opened(folder)
-    for text in [*TEXTS, *hostile_texts(5)]:
-        client(text).encode()
-    assert client([b"\xff", "\ud800", ""]) == ["", "", ""]
-
-
 @pytest.mark.parametrize("name", ["model.json", "the model", "a weight", "nothing in the model", "tokenizer.model"])
 def test_a_damaged_folder_is_one_line(name, format, copy):
     """Also a changed weight, with which the file would load and translate otherwise."""
@@ -146,23 +139,6 @@ def test_another_model(format, translator, tmp_path):
     other = translator.replace(model=random_model(350, 2, 0.0, sizes, kind), beam_size=beams, **options)
     other.save(tmp_path / "1", format=format)
     agree(other, tmp_path / "1", sentences(11), beams)
-
-
-@pytest.mark.program
-@pytest.mark.parametrize("vocabularies", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_marian_against_transformers(vocabularies, format, tmp_path):
-    """What `transformers` answers is stored beside the checkpoints. Hostile texts give what the translator gives."""
-    sources = json.loads((MARIAN / "answers.json").read_text(encoding="utf-8"))
-    stored = {1: sources, 2: json.loads((MARIAN.parent / "separate.json").read_text(encoding="utf-8"))}[vocabularies]
-    options = {"beam_size": 4, "length_penalty": 0.0, "patience": math.inf, "max_source_length": 61}
-    translator = tt.Translator.from_pretrained(checkpoint(vocabularies, tmp_path / "checkpoint"), **options)
-    translator.save(tmp_path / "1", format=format, max_length=128)
-    client = opened(tmp_path / "1")
-    best = [client.n_best(text, 1)[0] for text in sources["sentences"]]
-    assert [one.text for one in best] == stored["beam"]
-    np.testing.assert_allclose([one.log_prob for one in best], stored["log_probs"], atol=1e-4)
-    texts = [*sources["texts"], *hostile_texts(5)]
-    agree(translator, tmp_path / "1", [text for text in texts if len(text) < 99], 2)
 
 
 @pytest.mark.program

@@ -192,21 +192,16 @@ class _Translator(abc.ABC):
         for start in range(0, len(order), self.batch_size):
             batch = order[start : start + self.batch_size]
             rows = [[*before, *sources[i][:most], self._eos] for i in batch]
-            results.update(zip(batch, self._batch(rows, len(rows[-1]) - len(before) - 1, values), strict=True))
+            longest = len(rows[-1]) - len(before) - 1
+            fitting = [signature for signature in self._signatures if longest <= signature.tokens]
+            with self._lock:
+                outputs = fitting[0](rows, values)
+                # The output is empty if it needs more steps than this signature has.
+                if longest and not outputs[-1]["lengths"][0]:
+                    limit = min(longest + self._extra_length, values["max_length"])
+                    outputs = next((one for one in fitting if one.steps >= limit), fitting[-1])(rows, values)
+            results.update(zip(batch, outputs, strict=True))
         return [(len(ids), results[i]) for i, ids in enumerate(sources)]
-
-    def _batch(
-        self, sources: list[list[int]], longest: int, values: Mapping[str, float]
-    ) -> list[dict[str, np.ndarray]]:
-        """Returns the outputs of the shortest signature that has room for the longest source."""
-        fitting = [signature for signature in self._signatures if longest <= signature.tokens]
-        with self._lock:
-            results = fitting[0](sources, values)
-            # The output is empty if it needs more steps than this signature has.
-            if longest and not results[-1]["lengths"][0]:
-                limit = min(longest + self._extra_length, values["max_length"])
-                results = next((one for one in fitting if one.steps >= limit), fitting[-1])(sources, values)
-        return results
 
 
 class LiteRTTranslator(_Translator):
@@ -281,16 +276,12 @@ def opened(path: str | os.PathLike[str], threads: int = 1) -> _Translator:
 
 
 class _Signature:
-    """A function of a LiteRT file.
+    """A function of a LiteRT file, with the `dtypes` of its inputs by name.
 
-    Attributes:
-        tokens: Length of the longest source, without its language and EOS.
-        steps: Length of the longest output, with EOS. An output that needs more is empty.
-        dtypes: Dtypes of the inputs, by name.
-        takes_several: Whether a call may have several sources whose outputs do not depend on each other.
+    The longest source has `tokens`, without language and EOS. An output that needs more `steps`, with EOS, is empty.
     """
 
-    takes_several = False
+    takes_several = False  # whether a call may have several sources whose outputs do not depend on each other
 
     def __init__(self, model: Any, name: str) -> None:
         inputs, outputs = model.get_input_tensor_details(name), model.get_output_tensor_details(name)
@@ -431,10 +422,7 @@ class _SentencePiece:
 
 
 class _Pieces:
-    """SentencePiece models of both sides, or of one for both, whose pieces get their ids from vocabulary.json.
-
-    Sources use source_vocabulary.json, if it exists.
-    """
+    """SentencePiece models of both sides, or one for both, whose pieces have ids in (source_)vocabulary.json."""
 
     UNKNOWN = 3  # Smaller ids are control tokens.
 

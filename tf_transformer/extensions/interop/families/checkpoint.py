@@ -14,7 +14,14 @@ from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.extensions.interop.families.hub import WEIGHTS
 from tf_transformer.extensions.interop.families.pieces import ADDED, PieceTokenizer, archive_of
-from tf_transformer.extensions.interop.families.weights import NO_SHARE, Assignment, Readers, check_rows, read_weights
+from tf_transformer.extensions.interop.families.weights import (
+    NO_SHARE,
+    SINUSOIDS,
+    Assignment,
+    Readers,
+    check_rows,
+    read_weights,
+)
 from tf_transformer.models.families import Pretrained
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.piece_engine import engine_of
@@ -98,8 +105,7 @@ class Checkpoint:
     def load(self) -> Pretrained:
         """Loads model, tokenizer and options."""
         model, tokenizer, options = self.model(), self.tokenizer(), self.options()
-        max_length = options.pop("max_length", None)
-        return Pretrained(model, tokenizer, options, max_length)
+        return Pretrained(model, tokenizer, options, max_length=options.pop("max_length", None))
 
     # Files.
 
@@ -206,7 +212,8 @@ class Checkpoint:
                 bias = biases[rows]
             bias[:EOS_ID] = NO_SHARE  # padding and BOS
             model.embedding.logits_bias.assign(bias)
-            weights.check_none_left(self.kind)
+            if left := weights.left.keys() - SINUSOIDS:
+                raise BadInput(f"expected the tensors of {self.kind}, found also {', '.join(sorted(left)[:3])}")
         return model
 
     def options(self) -> dict[str, Any]:
@@ -226,8 +233,7 @@ class Checkpoint:
         """Returns the setting of a vocabulary's size, for each of which the files of weights must have a row."""
         size, most = self.settings[name], self.stored or MOST_SYMBOLS
         if type(size) is not int or not 0 < size <= most:
-            got = str(size)[:99]
-            raise BadInput(f"{self.settings_file}: {name}: expected a number up to {most:,}, got {got!r}")
+            raise BadInput(f"{self.settings_file}: {name}: expected a number up to {most:,}, got {str(size)[:99]!r}")
         return size
 
     def _rows(
@@ -235,13 +241,8 @@ class Checkpoint:
     ) -> list[int]:
         """Returns the checkpoint's ids by ours, after checking that each token has its own.
 
-        Args:
-            file: File of the vocabulary.
-            ids: Ids of tokens in the file.
-            more: Ids of other tokens.
-            first: Ids of padding, BOS, EOS and unknown token, by the setting or token that defines them.
-            size: Size of the vocabulary.
-            extra: How many of `first` are also tokens of the checkpoint in their own right.
+        `ids` are those in the vocabulary's `file`, and `more` those of other tokens. `first` has the ids of padding,
+        BOS, EOS and unknown token, by the setting or token that defines them. `extra` of them are also other tokens.
         """
         names, before = ids | more, dict[int, str]()
         for name, id in (names | first).items():
@@ -288,12 +289,9 @@ class Checkpoint:
         return tokens
 
     def matched(self, names: Container[str], controls: Iterable[str]) -> list[str]:
-        """Returns the added tokens that texts may contain.
+        """Returns the added tokens that texts may contain, of the tokens with an id (`names`).
 
-        Args:
-            names: Tokens that have an id.
-            control_tokens: Added tokens that are control tokens or languages. Those with a role, such as "mask_token",
-                are control tokens as well.
+        Those in `controls` are control tokens or languages. Those with a role, such as "mask_token", are as well.
         """
         settings = self.said("special_tokens_map.json") | self.said("tokenizer_config.json")
         roles = [settings.get(f"{role}_token") for role in ROLES]
@@ -333,10 +331,7 @@ def unused(name: str, names: Mapping[str, Any]) -> str:
 
 
 def settings_of(translator: TextModel) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Returns what config.json, generation_config.json and tokenizer_config.json contain of each family, to be written.
-
-    All layers of a stack must have the same sizes.
-    """
+    """Returns what config.json, generation_config.json and tokenizer_config.json contain of each family."""
     model: Any = translator.model
     longest = translator.max_source_length + translator.extra_length
     config = {

@@ -65,12 +65,8 @@ def folder_of(name: str | os.PathLike[str], owner: str = "", revision: str | Non
 def origin_of(name: str | os.PathLike[str], folder: Path) -> dict[str, str]:
     """Returns the origin of a checkpoint, for `model_info` and tf_transformer.json.
 
-    "origin" is its name, and "commit" the hub's, which identifies a state of its files. "license", "languages",
-    "source_language" and "target_language" come from its tokenizer_config.json and README.md, if these have them.
-
-    Args:
-        name: Name that the user gave.
-        folder: Directory of the checkpoint.
+    "origin" is its name, as the user gave it, and "commit" the hub's, which identifies a state of its files. "license",
+    "languages", "source_language" and "target_language" come from tokenizer_config.json and README.md in `folder`.
     """
     path = user_path(name)
     metadata = {"origin": path.resolve().name if path.is_dir() else os.fspath(name)}

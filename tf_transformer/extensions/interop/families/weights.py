@@ -109,13 +109,12 @@ def check_rows(x: np.ndarray, rows: list[int]) -> None:
 
 
 class Layout:
-    """A walk through a model that calls `assign` with each variable and its name in `transformers`."""
+    """A walk through a model that calls `assign` with each variable and its name in `transformers`.
 
-    def assign(
-        self, variable: Any, name: str, change: Callable[[np.ndarray], np.ndarray] = lambda x: x
-    ) -> None:  # pragma: no cover
-        """Handles a variable; `change` converts its value to the named tensor and back."""
-        raise NotImplementedError
+    The argument `change` of `assign` converts the variable's value to the named tensor and back.
+    """
+
+    assign: Callable[..., None]
 
     def linear(self, layer: keras.layers.Layer, name: str) -> None:
         # Keras's kernels are [in, out], PyTorch's [out, in].
@@ -133,7 +132,6 @@ class Layout:
         self.linear(layer.output_projection, f"{name}.out_proj")
 
     def stacks(self, model: Transformer) -> None:
-        """Walks through the layers of encoder and decoder, and the norms after both, if any."""
         sides: dict[str, list[Any]] = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
         for side, layers in sides.items():
             for i, layer in enumerate(layers):
@@ -183,11 +181,6 @@ class Assignment(Layout):
         blocks = (np.asarray(table[rows[start : start + ROWS_AT_ONCE]], "float32") for start in starts)
         if not _assign_in_place(variable, blocks):
             variable.assign(np.concatenate(list(blocks)))
-
-    def check_none_left(self, kind: str) -> None:
-        """Checks that all tensors were used, except for sinusoids."""
-        if left := self.left.keys() - SINUSOIDS:
-            raise BadInput(f"expected the tensors of {kind}, found also {', '.join(sorted(left)[:3])}")
 
 
 def _assign_in_place(variable: keras.Variable, blocks: Iterator[np.ndarray]) -> bool:

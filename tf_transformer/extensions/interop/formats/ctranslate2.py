@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import keras
+import ml_dtypes  # a dependency of TensorFlow and Keras
 import numpy as np
 from keras import ops
 
@@ -94,13 +95,10 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
     from ctranslate2.specs import TransformerSpec
 
     check_layers(model)
-    if dtype == "bfloat16":
-        import ml_dtypes  # a dependency of TensorFlow and Keras
-
-        dtype = ml_dtypes.bfloat16
 
     def array(x: Tensor) -> Any:
-        return np.array(ops.convert_to_numpy(x), dtype)  # A copy: CTranslate2 quantizes in place.
+        # A copy: CTranslate2 quantizes in place.
+        return np.array(ops.convert_to_numpy(x), ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
     layers = [*model.encoder_layers, *model.decoder_layers]
     spec = TransformerSpec(*_stacks(model, layers))

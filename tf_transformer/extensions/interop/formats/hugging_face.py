@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import keras
+import ml_dtypes  # a dependency of TensorFlow and Keras
 import numpy as np
 
 from tf_transformer.config import BadInput
@@ -67,9 +68,8 @@ def save(
     _check_settings(model)
     stored_in = model.dtype_policy.variable_dtype
     dtype = dtype or (stored_in if stored_in in DTYPES else "float32")
-    metadata = translator.export_options | {
-        name: values.convert(name, fact, values.Fact) for name, fact in metadata.items()
-    }
+    metadata = {name: values.convert(name, fact, values.Fact) for name, fact in metadata.items()}
+    metadata = translator.export_options | metadata
     languages = {name: metadata[name] for name in LANGUAGES if name in metadata and translator.tokenizer.languages}
     tokenizer = translator.tokenizer.with_languages(**languages)
     translator = translator.replace(model=model.merged(), tokenizer=tokenizer, export_options=metadata)
@@ -93,11 +93,7 @@ def save(
 
 
 def _as(tensor: np.ndarray, dtype: str) -> np.ndarray:
-    if dtype == "bfloat16":
-        import ml_dtypes  # a dependency of TensorFlow and Keras
-
-        return tensor.astype(ml_dtypes.bfloat16)
-    return tensor.astype(dtype)
+    return tensor.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
 def _check_settings(model: Any) -> None:
@@ -144,7 +140,7 @@ def _check(folder: Path, translator: TextModel, tolerance: float) -> None:
 
 
 def _card(translator: TextModel, name: str) -> str:
-    """Returns the text of README.md: the fields that the hub reads, how to use the model, and its metadata."""
+    """Returns the text of README.md."""
     metadata, known, config = translator.export_options, translator.tokenizer.languages, translator.model.config
     pair = [str(metadata[side]) for side in LANGUAGES if metadata.get(side)]
     listed = [code.strip() for code in str(metadata.get("languages", "")).split(",") if code.strip()]

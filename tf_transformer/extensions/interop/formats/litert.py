@@ -49,13 +49,21 @@ save = LiteRTFolder().save
 
 
 class _Module(tf.Module):
-    """Functions to convert, of a model that they may change. With `rounded`, embeddings are 8-bit integers."""
+    """Functions to convert, of a model that they may change. `rounded` makes their embeddings 8-bit integers."""
 
     def __init__(self, translator: TextModel, rounded: bool, max_length: int) -> None:
         super().__init__()
+        model: Any = translator.model
+        weights = None
+        if rounded:
+            for layer in model.layers:
+                if isinstance(layer, PositionalEmbedding):
+                    layer.quantize("int8")
+            # The converter rounds the softmax weights [d, V] to the same integers, so the file can hold one table.
+            rows = model.embedding.rows(np.arange(model.config.vocab_size))
+            weights = tf.Variable(tf.transpose(rows), trainable=False)
         # `tf.saved_model.save` finds variables in attributes.
-        self.softmax_weights = weights = _rounded(translator.model) if rounded else None
-        self.variables_of_model = [variable.value for variable in translator.model.weights]
+        self.softmax_weights, self.variables_of_model = weights, [variable.value for variable in model.weights]
         longest = translator.max_source_length
         self.functions = {SIGNATURE: graph_of_ids(translator, max_length, longest, max_length, weights)} | {
             f"{SIGNATURE}_{tokens}": graph_of_ids(
@@ -64,18 +72,6 @@ class _Module(tf.Module):
             for tokens in LENGTHS
             if tokens < longest
         }
-
-
-def _rounded(model: Any) -> tf.Variable:
-    """Rounds a model's embeddings to 8-bit integers with a scale per row, and returns its softmax weights [d, V].
-
-    The converter rounds the softmax weights to the same integers, so the file can hold one table for both.
-    """
-    for layer in model.layers:
-        if isinstance(layer, PositionalEmbedding):
-            layer.quantize("int8")
-    rows = model.embedding.rows(np.arange(model.config.vocab_size))
-    return tf.Variable(tf.transpose(rows), trainable=False)
 
 
 class _Builder(flatbuffers.Builder):

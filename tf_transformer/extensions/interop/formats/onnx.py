@@ -50,6 +50,8 @@ class ONNXFolder(Portable):
             raise BadInput(f"translator: expected weights of less than {limit} in float32 for ONNX, got {got}")
 
     def _converted(self, translator: TextModel, dtype: str, max_length: int) -> bytes:
+        from onnx import helper
+
         model = _converted(graph_of_ids(translator, max_length))
         for simplify in (take_from_state, infer_sizes, take_from_steps, fuse_norms, share_constants):
             simplify(model.graph)
@@ -57,10 +59,14 @@ class ONNXFolder(Portable):
         if dtype == "int8":
             model = _quantized(model)
         for table, weights in tables:
-            (store_integers if dtype == "int8" else store_once)(model.graph, table, weights)
+            if dtype == "int8":
+                store_integers(model.graph, table, weights)
+            # A table [V, d] is stored once: onnxruntime transposes it to the softmax weights [d, V].
+            elif weights:
+                _replace(model.graph.initializer, [one for one in model.graph.initializer if one.name != weights])
+                model.graph.node.insert(0, helper.make_node("Transpose", [table], [weights], perm=[1, 0]))
         _remove_unused(model.graph)
-        contents: bytes = model.SerializeToString()
-        return contents
+        return bytes(model.SerializeToString())
 
 
 save = ONNXFolder().save
@@ -74,9 +80,8 @@ def _converted(function: Any) -> Any:
     # It warns about unknown shapes.
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     traced = function.get_concrete_function()
-    inputs, outputs = (
-        [tensor.name for tensor in ports if tensor.dtype != tf.resource] for ports in (traced.inputs, traced.outputs)
-    )
+    inputs = [tensor.name for tensor in traced.inputs if tensor.dtype != tf.resource]
+    outputs = [tensor.name for tensor in traced.outputs]
     names = [spec.name for spec in function.input_signature] + sorted(traced.structured_outputs)
     frozen = tf_loader.from_function(traced, inputs, outputs)
     with tf.Graph().as_default() as graph:
@@ -124,8 +129,8 @@ def graphs_in(graph: Any) -> Iterator[Any]:
 
 def _loops(graph: Any) -> list[tuple[Any, Any]]:
     """Returns each loop of a graph with its body."""
-    bodies = ((node, {one.name: one.g for one in node.attribute}) for node in graph.node if node.op_type == "Loop")
-    return [(node, attributes["body"]) for node, attributes in bodies]
+    loops = (node for node in graph.node if node.op_type == "Loop")
+    return [(node, one.g) for node in loops for one in node.attribute if one.name == "body"]
 
 
 def take_from_state(graph: Any) -> None:
@@ -287,15 +292,6 @@ def _tables(graph: Any) -> list[tuple[str, str]]:
             same = (other for other, matrix in matrices.items() if other != name and np.array_equal(matrix.T, table))
             tables.append((name, next(same, "")))
     return tables
-
-
-def store_once(graph: Any, table: str, weights: str) -> None:
-    """Stores an embedding table [V, d] only once: onnxruntime transposes it to the softmax weights [d, V], if any."""
-    from onnx import helper
-
-    if weights:
-        _replace(graph.initializer, [one for one in graph.initializer if one.name != weights])
-        graph.node.insert(0, helper.make_node("Transpose", [table], [weights], perm=[1, 0]))
 
 
 def store_integers(graph: Any, table: str, weights: str) -> None:

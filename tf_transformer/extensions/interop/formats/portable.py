@@ -140,14 +140,8 @@ def graph_of_ids(
     """Returns a `tf.function` from ids of B sources to the `Hypotheses` of all, those of a source in a row.
 
     The other inputs have shape [1]: n_best, `INPUTS` and, for a multilingual model, the id of the target language. The
-    id of the source language is the first one of a source.
-
-    Args:
-        translator: Model and default options.
-        max_length: Maximum length of outputs.
-        tokens: Length of a source, without its language and EOS. B is then 1. `None` leaves both sizes free.
-        steps: Maximum number of steps, for which the cache has room from the start. `None` lets the cache grow.
-        weights: As in `decoder_of`.
+    id of the source language is the first one of a source. With `tokens`, sources have this length, without language
+    and EOS, and B is 1. With `steps`, the cache has room for so many from the start, otherwise it grows.
     """
     model, beams, codes = translator.model, translator.beam_size, translator.tokenizer.num_language_tokens
 

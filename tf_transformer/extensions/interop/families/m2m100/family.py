@@ -124,8 +124,7 @@ class M2M100Checkpoint(Checkpoint):
             symbols |= {symbol[2:-2]: symbol for symbol in stated}
         else:
             if legacy := settings.get("legacy_behaviour"):
-                wanted = "expected false, with the language first in a text"
-                raise BadInput(f"{file}: legacy_behaviour: {wanted}; got {legacy!r}")
+                raise BadInput(f"{file}: legacy_behaviour: expected false, with languages first; got {legacy!r}")
             file, engine = self.folder / PIECES, engine_of(self.sentencepiece(PIECES))
             # SentencePiece's first three tokens are control tokens.
             pieces = [engine.id_to_piece(id) for id in range(3, engine.vocab_size())]
@@ -133,21 +132,18 @@ class M2M100Checkpoint(Checkpoint):
             stated = [*filter(LANGUAGE.fullmatch, self.added)]
             symbols = self._languages(stated) | {code: code for code in stated}
         for symbol, token in self.added.items():
-            if ids.get(symbol, token.id) != token.id:
-                wanted = f"expected the id {ids[symbol]} of {file.name}"
-                raise BadInput(f"{self.folder}: {symbol}: {wanted}, got {token.id}")
+            if (id := ids.get(symbol, token.id)) != token.id:
+                raise BadInput(f"{self.folder}: {symbol}: expected the id {id} of {file.name}, got {token.id}")
         return file, ids, symbols
 
     def _languages(self, stated: list[str]) -> dict[str, str]:
         """Returns NLLB's languages that follow the tokens, in this order, and the mask.
 
-        Args:
-            stated: Codes for which the files have ids: none, additional ones, or all. For all it returns {}.
+        The files have ids for `stated` codes: for none, additional ones, or all. For all it returns {}.
         """
         published, listed = NLLB.split(), [*filter(LANGUAGE.fullmatch, self.listed)]
         if unknown := [code for code in listed if code not in {*published, *stated}]:
-            wanted = f"expected a file that has the id of the language {unknown[0]}"
-            raise BadInput(f"{self.folder}: {wanted}, found none")
+            raise BadInput(f"{self.folder}: expected a file that has the id of the language {unknown[0]}, found none")
         if {*published} & {*stated}:
             return {}
         return {code: code for code in (listed if listed and not stated else published)} | {"": "<mask>"}
@@ -208,14 +204,7 @@ def _numbered(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns tokenizer_config.json and the file of the vocabulary, if any.
 
-    Args:
-        tokenizer: The tokenizer.
-        pieces: Its tokens by our ids.
-        new_ids: The checkpoint's ids by ours.
-        languages: The checkpoint's ids by code.
-
-    Raises:
-        BadInput: If `transformers` would give a token or a language another id.
+    `pieces` are by our ids, `new_ids` the checkpoint's by ours, and `languages` the checkpoint's by code.
     """
     description, silent = tokenizer.description, {*tokenizer.description["silent"]}
     plain = {piece for piece in tokenizer.added if pieces.index(piece) not in silent}
@@ -243,8 +232,8 @@ def _numbered(
     for name, codes in BY_NAME.items():
         if all(languages.get(code) == len(ids) + i for i, code in enumerate(codes.split())):
             return config | {"tokenizer_class": "M2M100Tokenizer", "language_codes": name}, {"vocab.json": ids}
-    wanted = "expected those of M2M100 after all pieces, in its order"
-    raise BadInput(f"languages: {wanted}, got {', '.join([*languages][:5])}")
+    got = ", ".join([*languages][:5])
+    raise BadInput(f"languages: expected those of M2M100 after all pieces, in its order, got {got}")
 
 
 FAMILY = Family(

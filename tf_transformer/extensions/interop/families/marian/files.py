@@ -90,9 +90,8 @@ class MarianCheckpoint(Checkpoint):
         symbols = dict[str, int]()
         for symbol, token in self.added.items():
             if symbol in ids:
-                if self.shared and ids[symbol] != token.id:
-                    wanted = f"expected the id {ids[symbol]} of {file.name}"
-                    raise BadInput(f"{self.folder}: {symbol}: {wanted}, got {token.id}")
+                if self.shared and (id := ids[symbol]) != token.id:
+                    raise BadInput(f"{self.folder}: {symbol}: expected the id {id} of {file.name}, got {token.id}")
             elif self.shared:
                 symbols[symbol] = token.id
             else:

@@ -93,14 +93,9 @@ class NativeCheckpoint(MarianCheckpoint):
             raise BadInput(f"{self.folder / DECODER}: models: {wanted}, got {', '.join(names)}")
         return self.folder / names[0]
 
-    @property
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Contents of that file."""
-        return self.read(self.settings_file.name, read_npz, named_by=DECODER)
-
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
-        arrays = self.arrays
+        arrays = self.read(self.settings_file.name, read_npz, named_by=DECODER)
         with reading(self.settings_file, f"the options of a model of Marian in {OPTIONS}"):
             settings = DEFAULTS | self.defaults | _settings_of(_parsed(arrays[OPTIONS].tobytes().rstrip(b"\0")))
         if NUMBER.fullmatch(str(self.decoder.get("beam-size"))):
@@ -112,8 +107,7 @@ class NativeCheckpoint(MarianCheckpoint):
         if len(names) != 2:
             raise BadInput(f"{where}: expected two, for source and target, got {', '.join(names)}")
         if self.shared and names[0] != names[1]:
-            wanted = "expected one for source and target, since their embeddings are one"
-            raise BadInput(f"{where}: {wanted}, got {', '.join(names)}")
+            raise BadInput(f"{where}: expected one for source and target, as for embeddings, got {', '.join(names)}")
         name, size = (names[0], "vocab_size") if side == "source" else (names[1], "decoder_vocab_size")
         # Marian has no padding. Its vocabularies may have more tokens than the model.
         padding = self.settings[size] - 1
@@ -126,7 +120,7 @@ class NativeCheckpoint(MarianCheckpoint):
 
     def weights(self) -> tuple[Path, Readers]:
         tensors = Readers()
-        for name, array in self.arrays.items():
+        for name, array in self.read(self.settings_file.name, read_npz, named_by=DECODER).items():
             if name == OPTIONS:
                 continue
             if array.dtype.kind != "f":
