@@ -3,7 +3,7 @@
     pip install torch "transformers<6" && python tests/m2m100/m2m100_make.py tests/m2m100/trained
 
 makes such a folder of the toy corpus, which it translates in both directions. The one beside this is by transformers
-5.24.0 and torch 2.13.0. `random_checkpoint` makes one of random weights.
+5.24.0 and torch 2.13.0.
 """
 
 import itertools
@@ -72,22 +72,6 @@ def write_vocabulary(folder: Path, sentences, size: int = 260, normalization: st
     names = ["<s>", "<pad>", "</s>", "<unk>", *pieces]
     (folder / "vocab.json").write_text(json.dumps({piece: id for id, piece in enumerate(names)}))
     return len(names)
-
-
-def random_checkpoint(folder: Path, vocab_size: int, seed: int = 5, **changes):
-    """Write config.json and model.safetensors of random weights; returns the model of `transformers`, in float64."""
-    import torch
-    from transformers import M2M100Config, M2M100ForConditionalGeneration
-
-    draw = np.random.default_rng(seed)
-    torch.manual_seed(seed)
-    config = M2M100Config(vocab_size=vocab_size, **(SMALL | changes))
-    model = M2M100ForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight += torch.tensor(0.4 * draw.standard_normal(weight.shape), dtype=weight.dtype)
-    model.save_pretrained(folder)
-    return model.double()
 
 
 def padded(rows, value):

@@ -48,18 +48,16 @@ def test_each_file_is_read_once(kind, tmp_path, monkeypatch):
     "values",
     [
         {"vocab_size": 10**12, "decoder_vocab_size": 10**12},
-        {"vocab_size": 1e12},
         {"vocab_size": "386"},
         {"d_model": 2**40},
         {"encoder_layers": 10**9},
-        {"decoder_ffn_dim": 10**12},
         {"encoder_layers": "6"},
         {"encoder_attention_heads": None},
     ],
 )
 def test_sizes_are_checked_before_they_take_memory(values, tmp_path):
     folder, (name, *_) = copied(MARIAN, tmp_path, **values), values
-    names = {"encoder_layers": "num_layers", "encoder_attention_heads": "num_heads", "decoder_ffn_dim": "d_ff"}
+    names = {"encoder_layers": "num_layers", "encoder_attention_heads": "num_heads"}
     refused(checkpoint_in(folder).load, f"config.json: .*{names.get(name, name)}")
 
 
@@ -178,26 +176,20 @@ def test_weights_that_are_not_there_or_damaged(tmp_path, monkeypatch):
 TENSORS = {"lm_head.weight": np.zeros((386, 36), "float32")}
 WRONG = [  # settings and weights; messages about the former name their file
     (MARIAN, "config.json: .*model_type: expected 'marian', got 'bart'", {"model_type": "bart"}),
-    (M2M100, "config.json: .*model_type: expected 'm2m_100', got 'nllb-moe'", {"model_type": "nllb-moe"}),
     (MARIAN, "config.json: .*activation_function: expected 'swish' or .*, got 't", {"activation_function": "tanh"}),
-    (MARIAN, "config.json: .*normalize_embedding: expected False, got True", {"normalize_embedding": True}),
     (M2M100, "config.json: .*tie_word_embeddings: expected True, got False", {"tie_word_embeddings": False}),
     (MARIAN, "config.json: .*num_heads=5", {"encoder_attention_heads": 5}),
     (MARIAN, "config.json: .*num_decoder_heads: expected a divisor of d_model=36", {"decoder_attention_heads": 5}),
     (M2M100, "config.json: .*pad_token_id: expected a whole number, got '.'", {"pad_token_id": "x"}),
-    (M2M100, "config.json: .*pad_token_id: expected an id below vocab_size=.*, got 9999", {"pad_token_id": 9999}),
     (MARIAN, "config.json: .*pad_token_id: expected an id below vocab_size=386, got 386", {"pad_token_id": 386}),
     (M2M100, "config.json: .*__\\w+__: expected an id below vocab_size=300, got 300", {"vocab_size": 300}),
     (MARIAN, "vocab.json: ▁.*: expected an id below vocab_size=290, got", {"vocab_size": 290, "pad_token_id": 1}),
     (MARIAN, "expected a tensor model.encoder.embed_tokens", {"share_encoder_decoder_embeddings": False}),
     (MARIAN, "expected a row for each of vocab_size=388 symbols, got 386", {"vocab_size": 388}),
-    (MARIAN, "expected a tensor model.encoder.layers.2.self_attn.q_proj.weight", {"encoder_layers": 3}),
     (MARIAN, "found also model.encoder.layers.1.fc1.bias, ", {"encoder_layers": 1}),
     (MARIAN, "fc1.weight: expected shape \\(36, 109\\) .*, got \\(36, 72\\)", {"encoder_ffn_dim": 109}),
     (MARIAN, "lm_head.weight: expected the values", {"tensors": TENSORS}),
-    (MARIAN, "expected a tensor model.shared.weight", {"drop": ["model.shared.weight"]}),
     (M2M100, "expected a tensor model.decoder.layer_norm.weight, f", {"drop": ["model.decoder.layer_norm.weight"]}),
-    (M2M100, "expected the tensors of M2M100, found also other", {"tensors": {"other": np.zeros(2)}}),
 ]
 
 

@@ -292,9 +292,7 @@ def test_grpc(places, expected, served, monkeypatch, capsys):
     for argv, message in (
         ("--option beam=2 a", "--option: expected one of .*beam_size.*; got beam"),
         ("--option beam_size=2.5 a", "beam_size: expected int32, got 2.5"),
-        (f"--option beam_size={2**31} a", f"beam_size: expected int32, got {2**31}"),
         ("--option beam_size=true a", "beam_size: expected int32, got True"),
-        ("--option length_penalty=x a", "length_penalty: expected float32, got x"),
         ("--name other a", r"NOT_FOUND: Servable not found for request: Latest\(other\); 0 of 1 texts were translated"),
         ("--version 7 a", r"NOT_FOUND: Servable not found for request: Specific\(demo, 7\); 0 of 1 .*"),
         ("--version canary a", "INVALID_ARGUMENT: Unrecognized servable version label: canary; 0 of 1 .*"),

@@ -23,7 +23,6 @@ SENTENCES, LONGEST = 31, 23
 MODELS = {  # seeds whose outputs have many lengths
     "sinusoidal": (1, 3.0, {}),
     "learned": (13, 3.0, {"positions": "learned", "max_length": 113}),
-    "narrow keys": (5, 5.0, {"d_k": 3, "d_v": 5}),
     "narrow values": (9, 5.0, {"d_k": 11, "d_v": 2}),
     "other parts": (11, 4.0, {"d_k": 3, "d_v": 5}),
 }
@@ -133,12 +132,7 @@ def test_what_it_cannot_express_is_refused_by_name(tokenizer, tmp_path, message)
     assert not (tmp_path / "model").exists()
 
 
-SLOW = {"narrow keys"}  # as the other parts have them
-
-
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MODELS]
-)
+@pytest.fixture(scope="module", params=MODELS)
 def both(request, tokenizer, tmp_path_factory):
     kind = OtherParts if request.param == "other parts" else tt.Transformer
     model = random_model(tokenizer.vocab_size, *MODELS[request.param], kind)
@@ -239,21 +233,9 @@ def test_quantized_models_are_smaller(translator, tmp_path, quantization):
     assert ratio < 0.95  # of so small a model the positions, which int8 and int16 leave alone, are most
 
 
-def test_written_whole_or_not_at_all(translator, tmp_path, monkeypatch):
+def test_what_it_does_not_write(translator, tmp_path, monkeypatch):
     with pytest.raises(tt.BadInput, match="quantization: expected 'int8', .*'bfloat16' or None, got 'int4'"):
         save(translator, tmp_path / "new", "int4")
-
-    def full(spec, folder):
-        (tmp_path / folder / "model.bin").write_bytes(b"half")
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(ctranslate2.specs.TransformerSpec, "save", full)
-    with pytest.raises(OSError, match="no space"):
-        save(translator, tmp_path / "new")
-    assert not list(tmp_path.iterdir())
-
-
-def test_without_the_package(translator, tmp_path, monkeypatch):
     for name in ("ctranslate2", "ctranslate2.specs"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(tt.BadInput, match=r'takes ctranslate2: pip install "tf-transformer\[ctranslate2\]"'):

@@ -5,7 +5,6 @@ are installed (pip install torch "transformers<6"), others are made anew.
 """
 
 import copy
-import importlib.util
 import itertools
 import json
 import math
@@ -40,10 +39,6 @@ import m2m100_make as make  # noqa: E402
 
 ANSWERS = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))
 DIRECTIONS = [tuple(name.split("-")) for name in ANSWERS]
-needs_transformers = pytest.mark.skipif(
-    not all(importlib.util.find_spec(name) for name in ("torch", "transformers")),
-    reason="transformers and torch are not installed",
-)
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +50,6 @@ def translator():
 def exact(translator):
     """Searches as `transformers` does without a length penalty."""
     return translator.replace(beam_size=4, length_penalty=0.0, patience=math.inf)
-
-
-def test_white_space_is_an_empty_text(translator):
-    blanks = ["\n", "\r\n", "\t", " \u3000", "\u2028", ""]
-    ids, length, _ = translator.source(tf.constant([*blanks, "The old woman.\n", "The old woman."]))
-    assert not length[: len(blanks)].numpy().any()  # which are empty translations
-    np.testing.assert_array_equal(ids[-2], ids[-1])
 
 
 def languages(source, target):
@@ -378,46 +366,3 @@ def test_a_language_added_to_m2m100(tmp_path):
     (folder / ADDED).write_text(json.dumps({"__tyv__": first}))  # as transformers 5.24 numbers it, like Afrikaans
     with pytest.raises(tt.BadInput, match=f"expected an id for each symbol, got {first} for __af__ and __tyv__"):
         M2M100Checkpoint(folder).tokenizer()
-
-
-@needs_transformers
-def test_nllb_s_own_tokenizer(nllb, monkeypatch):
-    from transformers import NllbTokenizer
-
-    monkeypatch.setenv("TEMPORARILY_DISABLE_PROTOBUF_VERSION_CHECK", "true")
-    theirs = NllbTokenizer.from_pretrained(nllb, extra_special_tokens=NLLB.split())
-    names = {id: piece for piece, id in theirs.get_vocab().items()}
-    tokenizer = M2M100Checkpoint(nllb).tokenizer()
-    texts = [text for text in NATURAL if "eng_Latn" not in text]
-    found = [[piece.decode() for piece in row] for row in tokenizer.pieces(tokenizer.tokenize(texts)).to_list()]
-    assert found == [[names[id] for id in row[:-1]] for row in theirs(texts)["input_ids"]]
-
-
-@needs_transformers
-def test_a_checkpoint_of_random_weights(nllb, tmp_path):
-    """Of other sizes, which are primes where they can be."""
-    import torch
-
-    folder = tmp_path / "random"
-    shutil.copytree(nllb, folder)
-    size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    sizes = {"d_model": 14, "encoder_layers": 1, "decoder_layers": 3, "encoder_attention_heads": 7}
-    sizes |= {"decoder_attention_heads": 2, "activation_function": "gelu", "scale_embedding": False}
-    theirs = make.random_checkpoint(folder, size, **sizes)
-    translator = tt.Translator.from_pretrained(folder, beam_size=4, length_penalty=0.0, patience=math.inf)
-    model = translator.with_languages("eng_Latn", "deu_Latn")
-    source, length, _ = model.source(tf.constant(NATURAL))
-    ids = torch.tensor(np.where(source > 0, np.array(M2M100Checkpoint(folder).target.rows)[source], make.PADDING))
-    code = M2M100Checkpoint(folder).target.rows[model.tokenizer.start(1).numpy()[0, 1]]
-    target = torch.tensor([[make.END, code, *range(20, 31)]] * len(NATURAL))
-    rows = M2M100Checkpoint(folder).target.rows
-    with torch.no_grad():
-        given = {"input_ids": ids, "attention_mask": ids != make.PADDING}
-        logits = theirs(**given, decoder_input_ids=target).logits.numpy()
-        options = {"forced_bos_token_id": code, "max_new_tokens": 14, "length_penalty": 0.0, "do_sample": False}
-        beams = theirs.generate(**given, **options, num_beams=4).tolist()
-    found = array(translator.model((source, ours(folder, target.numpy()))))
-    np.testing.assert_allclose(found[..., EOS_ID:], logits[..., rows[EOS_ID:]], atol=1e-4)
-    searched = model.search(source, length, max_length=13)
-    for row, count, expected in zip(searched.ids[:, 0].numpy(), searched.lengths[:, 0].numpy(), beams, strict=True):
-        assert [rows[id] for id in row[:count]] == expected[2 : 2 + count]
