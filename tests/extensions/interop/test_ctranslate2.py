@@ -67,28 +67,14 @@ class Both:
         return self.pieces.encode(texts, out_type=str)
 
 
-class PreNorm(layers.EncoderLayer):
-    def call(self, x, mask=None, return_attention_scores=False):
-        return x
-
-
 class Doubling(layers.FeedForward):
     def call(self, x):
         return 2 * super().call(x)
 
 
-class Raising(tt.layers.PositionalEmbedding):
-    def logits(self, x, softmax_weights=None):
-        return super().logits(x, softmax_weights) + 1
-
-
 def activations(layers, *names):
     for layer, name in zip(layers, names, strict=True):
         layer.feed_forward.hidden.activation = keras.activations.get(name)
-
-
-def of_class(part, kind):
-    part.__class__ = kind
 
 
 REFUSED = {  # what is done to a model, by the message
@@ -104,20 +90,8 @@ REFUSED = {  # what is done to a model, by the message
     "epsilon: expected the same value in all layers, .* got 0.001 and 1e-06": (
         lambda model: setattr(model.decoder_layers[1].feed_forward_norm.norm, "epsilon", 1e-3)
     ),
-    "norm_first: expected the same value in all layers, .* got False and True": (
-        lambda model: setattr(model.decoder_layers[1], "norm_first", True)
-    ),
-    "encoder_1: expected .* what EncoderLayer does, .* got PreNorm, whose call": (
-        lambda model: of_class(model.encoder_layers[1], PreNorm)
-    ),
-    "decoder_0/feed_forward: expected .* what FeedForward does, .* got Doubling": (
-        lambda model: of_class(model.decoder_layers[0].feed_forward, Doubling)
-    ),
     "encoder_0: .* what EncoderLayer does, .* got RestrictedEncoderLayer, whose attend_to_itself": (
-        lambda model: of_class(model.encoder_layers[0], layers.RestrictedEncoderLayer)
-    ),
-    "embedding: expected .* what PositionalEmbedding does, .* got Raising, whose logits": (
-        lambda model: of_class(model.embedding, Raising)
+        lambda model: setattr(model.encoder_layers[0], "__class__", layers.RestrictedEncoderLayer)
     ),
 }
 

@@ -23,7 +23,7 @@ from programs import ROOT
 from test_marian_tokenizer import CODES
 
 import tf_transformer as tt
-from tf_transformer.extensions.interop.engines import litert_client
+from tf_transformer.extensions.interop.engines import litert_client, portable
 from tf_transformer.extensions.interop.engines.litert_client import LiteRTTranslator
 from tf_transformer.extensions.interop.families.m2m100.family import M2M100Checkpoint
 from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
@@ -69,6 +69,7 @@ def test_threads_that_share_a_translator_wait(folder, monkeypatch):
 @pytest.mark.parametrize("first", [litert_client._quiet, quiet_stderr])
 @pytest.mark.parametrize("second", [litert_client._quiet, quiet_stderr])
 def test_threads_that_load_a_model_keep_standard_error(first, second):
+    assert litert_client.STANDARD_ERROR is portable.STANDARD_ERROR  # by its import
     before, entered, resume = os.fstat(2), threading.Event(), threading.Event()
 
     def quiet():

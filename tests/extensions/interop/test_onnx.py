@@ -19,7 +19,7 @@ pytest.importorskip("tf2onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from tf_transformer.extensions.interop.formats import onnx as exports  # noqa: E402
-from tf_transformer.extensions.interop.formats.onnx import fuse_norms, graphs_in, store_integers  # noqa: E402
+from tf_transformer.extensions.interop.formats.onnx import graphs_in, store_integers  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:more tokens than the model reads")
 
@@ -27,22 +27,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:more tokens than the model reads
 @pytest.fixture(scope="module")
 def folder(translator, made_once):
     return onnx_export(translator, made_once)
-
-
-def run(model, **inputs):
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, inputs)
-
-
-def model_of(nodes, inputs, outputs, constants):
-    """A model of float32, by shapes and NumPy arrays by name."""
-    ports = [
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in side.items()]
-        for side in (inputs, outputs)
-    ]
-    weights = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
-    graph = helper.make_graph(nodes, "main", *ports, weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def test_a_call_takes_sources_of_any_lengths(folder):
@@ -128,43 +112,18 @@ def test_threads_share_a_translator(folder):
         assert list(threads.map(client, texts * 7)) == client(texts) * 7
 
 
-@pytest.mark.parametrize("is_norm", [True, False])
-def test_a_norm_becomes_one_node(is_norm):
-    """And nothing that only looks like one."""
-    make = helper.make_node
-    nodes = [
-        make("Mul", ["x", "x"], ["another"]),
-        make("ReduceMean", ["x" if is_norm else "another"], ["mean"], axes=[-1]),
-        make("Sub", ["x", "mean"], ["centred"]),
-        make("Mul", ["centred", "centred"], ["square"]),
-        make("ReduceMean", ["square"], ["variance"], axes=[-1]),
-        make("Add", ["variance", "epsilon"], ["more"]),
-        make("Sqrt", ["more"], ["deviation"]),
-        make("Reciprocal", ["deviation"], ["inverse"]),
-        make("Mul", ["centred", "inverse"], ["unit"]),
-        make("Mul", ["unit", "gamma"], ["gained"]),
-        make("Add", ["gained", "beta"], ["y"]),
-    ]
-    draw = np.random.default_rng(3)
-    gamma, beta = draw.normal(size=(2, 5)).astype("float32")
-    constants = {"gamma": gamma, "beta": beta, "epsilon": np.float32(0.01)}
-    model = model_of(nodes, {"x": [2, 3, 5]}, {"y": [2, 3, 5]}, constants)
-    x = draw.normal(size=(2, 3, 5)).astype("float32")
-    (before,) = run(model, x=x)
-    fuse_norms(model.graph)
-    assert len(model.graph.node) == (1 if is_norm else 11)
-    np.testing.assert_allclose(run(model, x=x)[0], before, rtol=1e-5, atol=1e-6)
-
-
 def test_a_table_of_integers_has_a_scale_by_row():
     """One that has no copy among the products' weights."""
     table = np.random.default_rng(5).normal(size=(11, 3)).astype("float32") * np.arange(11)[:, None].astype("float32")
-    nodes = [helper.make_node("Gather", ["table", "ids"], ["rows"])]
-    model = model_of(nodes, {"ids": [1, 7]}, {"rows": [1, 7, 3]}, {"table": table})
-    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT32
-    store_integers(model.graph, "table", "")
+    ports = [("ids", TensorProto.INT32, [1, 7]), ("rows", TensorProto.FLOAT, [1, 7, 3])]
+    inputs, outputs = ([helper.make_tensor_value_info(*port)] for port in ports)
+    nodes, weights = [helper.make_node("Gather", ["table", "ids"], ["rows"])], [numpy_helper.from_array(table, "table")]
+    graph = helper.make_graph(nodes, "main", inputs, outputs, weights)
+    store_integers(graph, "table", "")
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     places = np.array([[0, 10, 3, 7, 1, 1, 5]], np.int32)
-    error = np.abs(run(model, ids=places)[0] - table[places])
+    error = np.abs(session.run(None, {"ids": places})[0] - table[places])
     assert (error <= np.abs(table[places]).max(axis=2, keepdims=True) / 253).all()
 
 
