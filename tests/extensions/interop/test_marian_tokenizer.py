@@ -185,18 +185,15 @@ def test_a_code_is_one_token_and_controls_are_text(tokenizer):
     assert tokenizer.ids(tf.ragged.constant([["</s>", "<pad>", "no piece"]])).to_list() == [[3, 3, 3]]
 
 
-@pytest.mark.parametrize("file", ["added_tokens.json", "tokenizer_config.json"])
-def test_symbols_that_were_added(tokenizer, folder, tmp_path, file):
+def test_symbols_that_were_added(folder, tmp_path):
     """A code has the id that the files say."""
     extended = shutil.copytree(folder, tmp_path / "extended")
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
 
-    def add(ids, rows=5, special=True):
+    def add(ids, rows=5):
         config = json.loads((folder / "config.json").read_text()) | {"vocab_size": size + rows}
         (extended / "config.json").write_text(json.dumps(config))
-        decoder = {str(id): {"content": symbol, "special": special} for symbol, id in ids.items()}
-        content = ids if file == "added_tokens.json" else {"added_tokens_decoder": decoder}
-        (extended / file).write_text(json.dumps(content))
+        (extended / "added_tokens.json").write_text(json.dumps(ids))
         return checkpoint_in(extended).target
 
     vocabulary = add({"</s>": 0, ">>tyv<<": size + 3})
@@ -209,4 +206,4 @@ def test_symbols_that_were_added(tokenizer, folder, tmp_path, file):
         ({">>fra<<": 5}, 0, ">>fra<<: expected the id 2 of vocab.json, got 5"),
     ):
         with pytest.raises(BadInput, match=message):
-            add(ids, rows, special=False)
+            add(ids, rows)

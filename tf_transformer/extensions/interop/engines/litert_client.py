@@ -261,12 +261,9 @@ class ONNXTranslator(_Translator):
         return [_Graph(file, threads, self.metadata)]
 
 
-TRANSLATORS = (LiteRTTranslator, ONNXTranslator)
-
-
 def opened(path: str | os.PathLike[str], threads: int = 1) -> _Translator:
     """Returns the translator for an export of either kind, or for the newest of its versions."""
-    kinds = {kind.MODEL: kind for kind in TRANSLATORS}
+    kinds = {kind.MODEL: kind for kind in (LiteRTTranslator, ONNXTranslator)}
     folder = _newest(Path(os.path.expanduser(path)), *kinds)
     for name, kind in kinds.items():
         if (folder / name).is_file():
