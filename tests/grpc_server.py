@@ -1,4 +1,4 @@
-"""A stand-in for TensorFlow Serving's gRPC API: Predict, GetModelMetadata, GetModelStatus of a playground's model."""
+"""A stand-in for TensorFlow Serving's gRPC API: Predict and GetModelMetadata of a playground's model."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,11 +8,8 @@ from typing import Any
 import grpc
 import numpy as np
 import tensorflow as tf
-from google.protobuf.json_format import ParseDict
 from tensorflow_serving.apis import (
     get_model_metadata_pb2,
-    get_model_status_pb2,
-    model_service_pb2_grpc,
     predict_pb2,
     prediction_service_pb2_grpc,
 )
@@ -22,8 +19,8 @@ from savedmodels.playground.model import DEFAULT_SIGNATURE, ServedModel, Serving
 FIELDS = {tf.string: "string_val", tf.float32: "float_val", tf.int32: "int_val", tf.bool: "bool_val"}
 
 
-class Services(prediction_service_pb2_grpc.PredictionServiceServicer, model_service_pb2_grpc.ModelServiceServicer):
-    """The server's two services for one model."""
+class Services(prediction_service_pb2_grpc.PredictionServiceServicer):
+    """The server's service for one model."""
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
@@ -52,12 +49,6 @@ class Services(prediction_service_pb2_grpc.PredictionServiceServicer, model_serv
             answer.metadata["signature_def"].Pack(signatures)
             return answer
 
-    def GetModelStatus(self, request: Any, context: grpc.ServicerContext) -> Any:
-        spec = request.model_spec
-        with _errors(context):
-            status = self.model.status(spec.name, spec.version.value if spec.HasField("version") else None)
-            return ParseDict(status, get_model_status_pb2.GetModelStatusResponse())
-
     def _find(self, spec: Any) -> None:
         self.model.find(spec.name, spec.version.value if spec.HasField("version") else None, spec.version_label)
 
@@ -82,9 +73,8 @@ def _proto(value: np.ndarray) -> Any:
 
 def serve(model: ServedModel) -> tuple[grpc.Server, int]:
     """Starts a server on a free port of the local address, and returns both."""
-    server, services = grpc.server(ThreadPoolExecutor(8)), Services(model)
-    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(services, server)
-    model_service_pb2_grpc.add_ModelServiceServicer_to_server(services, server)
+    server = grpc.server(ThreadPoolExecutor(8))
+    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(Services(model), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     return server, port

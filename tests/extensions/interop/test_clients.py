@@ -349,6 +349,19 @@ def test_grpc_loses_no_line_when_a_request_is_late(places, monkeypatch, capsys):
     assert said.err.splitlines() == ["2 of 7 texts", "4 of 7 texts"]
 
 
+def test_a_request_names_a_signature_and_its_outputs(saved):
+    """Over gRPC, since REST returns all outputs."""
+    import tensorflow as tf
+
+    from savedmodels.playground.model import ServedModel, ServingError
+
+    model, inputs = ServedModel(saved), {"text": tf.constant([TEXT, "a"])}
+    assert model.predict("translate", inputs, ["scores", "lengths"]).keys() == {"scores", "lengths"}
+    for name, outputs, message in (("no", (), "signature key"), ("translate", ("x",), "expected some of")):
+        with pytest.raises(ServingError, match=message):
+            model.predict(name, inputs, outputs)
+
+
 @needs_grpc
 def test_the_servers_configs_can_be_read():
     from google.protobuf import text_format
