@@ -1,7 +1,6 @@
 """The tokenizer against SentencePiece's own Python engine."""
 
 import copy
-import gzip
 import html
 import itertools
 import pickle
@@ -179,14 +178,6 @@ def test_the_same_inside_a_graph_and_from_disk(pair, tmp_path):
     expected = tokenizer.tokenize(CLEAN).to_tensor(-1)
     assert (in_graph(tf.constant(CLEAN)) == expected).numpy().all()
     assert again.fingerprint == tokenizer.fingerprint
-
-
-def test_learns_from_plain_and_gz_alike(tmp_path):
-    text = "\n".join(english for english, _ in toy_corpus.corpus(train=500, dev=0, test=0)["train"]).encode()
-    (tmp_path / "plain").write_bytes(text)
-    (tmp_path / "packed.gz").write_bytes(gzip.compress(text))
-    plain, packed = (tt.Tokenizer.train([tmp_path / name], 400) for name in ("plain", "packed.gz"))
-    assert plain.model == packed.model
 
 
 MUCH = ["a little text", "and some more"] * 20

@@ -161,14 +161,14 @@ def test_one_line():
     assert one_line("a\r\nb\u2028c\n\x85") == "a b\u2028c \x85"
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "none"])
+@pytest.mark.parametrize("damage", [lambda whole: whole[:-100], lambda whole: whole[:-8] + bytes(8), lambda _: b"no"])
 def test_a_damaged_gz_is_one_line(tmp_path, damage):
-    whole = gzip.compress(os.urandom(1_000))
-    damaged = {"cut": whole[:-100], "changed": whole[:-8] + bytes(8), "none": b"plain text"}[damage]
-    (tmp_path / "text.gz").write_bytes(damaged)
-    message = r"text\.gz: expected a whole gzip file, got a damaged one: "
-    with pytest.raises(tt.BadInput, match=message), open_text(tmp_path / "text.gz") as file:
-        file.read()
+    (tmp_path / "text.gz").write_bytes(damage(gzip.compress(os.urandom(1_000))))
+    with (
+        pytest.raises(tt.BadInput, match=r"text\.gz: expected a whole gzip file"),
+        open_text(tmp_path / "text.gz") as f,
+    ):
+        f.read()
 
 
 def test_a_pipe_is_written_to(tmp_path):
@@ -268,11 +268,6 @@ def test_standard_output_as_a_file_is_written_to(tmp_path):
     assert (tmp_path / "log").read_text() == "0\n1\n2\n3\n"
     piped = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, cwd=ROOT)
     assert piped.stdout == b"1\n2\n3\n"
-
-
-def test_a_folder_is_no_file_to_write(tmp_path):
-    with pytest.raises(IsADirectoryError):
-        write_text(tmp_path, iter(()))
 
 
 class Windows:

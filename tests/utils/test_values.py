@@ -23,7 +23,7 @@ from tf_transformer.decoding.search_options import SearchOptions
 from tf_transformer.evaluation import costs
 from tf_transformer.serving.contract import Export
 from tf_transformer.serving.versions import publish
-from tf_transformer.utils.values import MOST, Count, Fact, Positive, Seed, checked, convert, documentation, folded
+from tf_transformer.utils.values import MOST, Count, Fact, Seed, checked, convert, documentation, folded
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = [
@@ -113,11 +113,9 @@ def outcome(option, act):
         (1e5, Count, 100_000),
         (np.int64(2), Count, 2),
         (fractions.Fraction(4, 2), Count, 2),
-        (np.array(3), Positive, 3.0),
         (np.float32(0.5), Fact, 0.5),
         (np.str_("bpe"), typing.Literal["bpe", "unigram"], "bpe"),
         (np.bool_(False), bool, False),
-        (np.True_, typing.Literal[True, "auto"], True),
         (["en", "de"], tuple[str, str], ("en", "de")),
         (7, int | Sequence[int] | None, 7),
         ((1, 2), int | Sequence[int] | None, (1, 2)),
@@ -136,16 +134,12 @@ def test_what_a_value_becomes(value, kind, expected):
     [
         (512.5, Count, "a positive whole number below 2**31, got 512.5"),
         ("16", Count | None, "a positive whole number below 2**31 or None, got '16'"),
-        (True, int | None, "a whole number or None, got True"),
         (1, bool, "True or False, got 1"),
-        (1, typing.Literal[True], "True, got 1"),
         ({"a": 1}, list, "a list, got {'a': 1}"),
-        (1e-300, Positive, "a positive number that float32 holds, got 1e-300"),
         ("words", typing.Literal["bpe", "unigram"] | None, "'bpe', 'unigram' or None, got 'words'"),
         ("a.en", Sequence[str], "a list, got 'a.en'"),
         (["a"], tuple[str, str], "a list of 2, got ['a']"),
         ({"a"}, Sequence[str], "a list, got {'a'}"),
-        (frozenset(), list[str], "a list, got frozenset()"),
         (("a", "b"), tuple[list[str], Sequence[str]], "a list of 2 lists, got ('a', 'b')"),
         (5, str | os.PathLike, "text or a path, got 5"),
         (string.Formatter(), str, "text, got a Formatter"),

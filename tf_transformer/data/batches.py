@@ -37,7 +37,6 @@ class Side(NamedTuple):
 
     @classmethod
     def of(cls, ids: np.ndarray, lengths: np.ndarray) -> "Side":
-        """Makes a side of all ids and the length of each text."""
         return cls(ids, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
     def lengths(self) -> np.ndarray:
@@ -104,15 +103,12 @@ class Ids:
     @classmethod
     def joined(cls, shards: Sequence["Ids"]) -> "Ids":
         """Returns several shards as one, in memory."""
-        sources, targets = (
-            Side.of(
-                np.concatenate([side.ids for side in sides]), np.concatenate([np.diff(side.starts) for side in sides])
-            )
-            for sides in ([shard.source for shard in shards], [shard.target for shard in shards])
-        )
-        return cls(
-            sources, targets, np.concatenate([shard.lines for shard in shards]), sum(shard.skipped for shard in shards)
-        )
+        sides = []
+        for side in zip(*((shard.source, shard.target) for shard in shards), strict=True):
+            lengths = np.concatenate([np.diff(part.starts) for part in side])
+            sides.append(Side.of(np.concatenate([part.ids for part in side]), lengths))
+        lines = np.concatenate([shard.lines for shard in shards])
+        return cls(sides[0], sides[1], lines, sum(shard.skipped for shard in shards))
 
     def save(self, folder: Path, metadata: dict[str, Any]) -> dict[str, Any]:
         """Writes a new folder of arrays atomically, and returns its shard.json: `metadata`, size, checksums."""
@@ -169,7 +165,10 @@ def tokenized(rows: Iterable[Row], encode: Encode, max_length: int, vocab_size: 
     while chunk := list(itertools.islice(remaining, CHUNK)):
         numbers, *texts = zip(*chunk, strict=True)
         total += len(numbers)
-        sides = [_flat(side, dtype) for side in encode(*texts)]
+        sides = []
+        for side in encode(*texts):
+            sizes = np.fromiter(map(len, side), np.int64, len(side))
+            sides.append((np.fromiter(itertools.chain.from_iterable(side), dtype, int(sizes.sum())), sizes))
         lengths = np.stack([sizes for _, sizes in sides])
         fits = (lengths.max(axis=0) < max_length) & (lengths.min(axis=0) > 0)
         arrays = [array for ids, sizes in sides for array in (ids[np.repeat(fits, sizes)], sizes[fits])]
@@ -180,12 +179,6 @@ def tokenized(rows: Iterable[Row], encode: Encode, max_length: int, vocab_size: 
             say(f"  tokenized {total:,} pairs, {total / (logged - began):,.0f} a second")
     source, source_lengths, target, target_lengths, lines = (np.concatenate(column) for column in columns)
     return Ids(Side.of(source, source_lengths), Side.of(target, target_lengths), lines, total - len(lines))
-
-
-def _flat(rows: list[list[int]], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all ids, row after row, and the length of each row."""
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    return np.fromiter(itertools.chain.from_iterable(rows), dtype, int(lengths.sum())), lengths
 
 
 @dataclass(frozen=True)
@@ -217,18 +210,15 @@ class Block:
     @classmethod
     def of(cls, ids: Ids, max_length: int) -> "Block":
         """Makes a block of ids that are in memory, or mapped into it."""
-        lengths = np.bincount(ids.lengths(), minlength=max_length + 1)
-        return cls(lengths, ids.tokens(), ids.skipped, lambda: ids)
+        return cls(np.bincount(ids.lengths(), minlength=max_length + 1), ids.tokens(), ids.skipped, lambda: ids)
 
 
 class Order:
     """Order of a block's pairs in batches: those of batch N are a function of the pairs' lengths, a seed and N.
 
     Pairs of similar length share a bucket. An epoch has every pair once: full batches of each bucket, and the remaining
-    pairs together, longest first, in a random order of batches.
-
-    `lengths`, int [n], are the tokens of each pair's longer side, EOS included. Without a `seed`, pairs keep their
-    order within a bucket, and batches of short pairs come first.
+    pairs together, longest first, in a random order of batches. Without a `seed`, pairs keep their order within a
+    bucket, and batches of short pairs come first.
     """
 
     def __init__(
@@ -319,11 +309,9 @@ class Batches:
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the blocks of an epoch in order, and the number of batches up to the end of each."""
-        count = len(self.blocks)
-        if self.seed is None or count == 1:
-            blocks = np.arange(count)
-        else:
-            blocks = np.random.default_rng([self.seed, epoch]).permutation(count)
+        blocks = np.arange(len(self.blocks))
+        if self.seed is not None and len(blocks) > 1:
+            blocks = np.random.default_rng([self.seed, epoch]).permutation(len(blocks))
         return blocks, np.cumsum(np.asarray(self.counts)[blocks])
 
 
@@ -335,10 +323,7 @@ def batch_sizes(bounds: Sequence[int], batch_tokens: int) -> list[int]:
 
 
 def batches_of(counts: list[int], sizes: list[int]) -> list[tuple[int, list[tuple[int, int]]]]:
-    """Returns the batches of an epoch: the bucket of the longest pair, and ranges of the pairs sorted by bucket.
-
-    `counts` are the pairs in each bucket, `sizes` the rows of a full batch of each.
-    """
+    """Returns the batches of an epoch: the bucket of the longest pair, and ranges of the pairs sorted by bucket."""
     ends = list(itertools.accumulate(counts))
     batches, remainders = [], []
     for bucket, (end, count, size) in enumerate(zip(ends, counts, sizes, strict=True)):

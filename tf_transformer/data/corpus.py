@@ -90,8 +90,7 @@ class Corpus:
             object.__setattr__(self, name, (sources, references))
 
     def __repr__(self) -> str:
-        counts = {name: len(texts[0]) for name in ("dev", "test") if (texts := getattr(self, name))}
-        sizes = "".join(f", {name} of {count:,}" for name, count in counts.items())
+        sizes = "".join(f", {name} of {len(getattr(self, name)[0]):,}" for name in ("dev", "test"))
         return f"Corpus({self.train!r}{sizes}, max_length={self.max_length})"
 
     @property
@@ -123,10 +122,9 @@ class Corpus:
         """Returns the batches of the dev set, without shuffling."""
         source, references = self.dev
         train = self.train if isinstance(self.train, Source) else MemorySource(source, references)
-        rows = rows_of(zip(source, train.learned(references), strict=True))
-        V, longest = batching.tokenizer.vocab_size, self.max_length or 0
-        ids = tokenized(rows, train.encoder(batching.tokenizer), longest, V)
-        return Batches([Block.of(ids, longest)], batching.batch_tokens, seed=None)
+        rows, tokenizer = rows_of(zip(source, train.learned(references), strict=True)), batching.tokenizer
+        ids = tokenized(rows, train.encoder(tokenizer), self.max_length or 0, tokenizer.vocab_size)
+        return Batches([Block.of(ids, self.max_length or 0)], batching.batch_tokens, seed=None)
 
     def ids(self, batching: Batching) -> Ids:
         """Returns the training set as ids, from the batching's folder if they are stored there."""
@@ -229,7 +227,6 @@ def read_texts(files: Files, name: str = "files") -> Texts:
 
 
 def two_files(name: str, files: Files) -> list[str]:
-    """Returns two files, source and target, or raises `BadInput` with the option's name."""
     paths = [str(user_path(file, name)) for file in files]
     if len(paths) != 2:
         raise BadInput(f"{name}: expected two files, source and target, got {len(paths)}")
@@ -237,11 +234,7 @@ def two_files(name: str, files: Files) -> list[str]:
 
 
 def languages_of(train: Any) -> tuple[str, str] | None:
-    """Returns the languages of a training set by the endings of its files' names, such as train.en and train.de.gz.
-
-    Args:
-        train: Its name in config.json: "grammar", the toy corpus; two files; or another name.
-    """
+    """Returns the languages of a training set by its name in config.json: the endings of two files; "grammar", ours."""
     if train == "grammar":
         return TOY_LANGUAGES
     if not isinstance(train, list) or len(train) != 2:

@@ -98,13 +98,7 @@ def token_batches(
 
 
 class Feed(keras.utils.PyDataset):
-    """Batches for `fit` on any backend: ((source, target_in), target_out).
-
-    Args:
-        batches: Batches by their numbers.
-        first: Number of the first batch.
-        count: Batches of an epoch, or `None` for a single epoch without end.
-    """
+    """Batches for `fit` on any backend from number `first`, `count` an epoch, or `None` for one without end."""
 
     def __init__(self, batches: Batches, first: int = 0, count: int | None = None) -> None:
         super().__init__()

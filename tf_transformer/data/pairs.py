@@ -154,17 +154,15 @@ class Source(abc.ABC):
 
     def _checked(self, index: int, pair: Pair) -> tuple[bytes, bytes] | None:
         source, target = map(encoded, pair)
-        problems = [line_problem(text) for text in (source, target)]
-        if problems == [None, None]:
-            return source, target
-        if not self.skip_bad_lines:
-            side = 0 if problems[0] else 1
-            raise BadInput(f"{self.place(side, index)}: expected a sentence in UTF-8, got {problems[side]}")
-        return None
+        for side, text in enumerate((source, target)):
+            if problem := line_problem(text):
+                if self.skip_bad_lines:
+                    return None
+                raise BadInput(f"{self.place(side, index)}: expected a sentence in UTF-8, got {problem}")
+        return source, target
 
 
 def encoder_of(tokenizer: Tokenizer) -> Encode:
-    """Returns a function from sources and targets to the ids of each."""
     return lambda sources, targets: (tokenizer.encode(sources), tokenizer.encode_target(targets))
 
 
@@ -186,11 +184,8 @@ def pairs_of_texts(pairs: Iterable[Any], first: int = 0) -> Iterator[Pair]:
 
 def lists_of(pairs: Iterable[Iterable[Text]]) -> Texts:
     """Returns all sources and all targets."""
-    sources, targets = list[str](), list[str]()
-    for source, target in pairs:
-        sources.append(decoded(source))
-        targets.append(decoded(target))
-    return sources, targets
+    texts = [(decoded(source), decoded(target)) for source, target in pairs]
+    return [source for source, _ in texts], [target for _, target in texts]
 
 
 def texts_of(name: str, values: Iterable[Any]) -> list[str]:

@@ -59,14 +59,13 @@ class Filters:
     @classmethod
     def parse(cls, names: Iterable[str]) -> "Filters":
         """Returns filters by their names on a command line, for example "duplicates", "identical"."""
-        fields = [each.name for each in dataclasses.fields(cls)]
         for name in names:
-            if name not in fields:
+            if name not in (fields := [each.name for each in dataclasses.fields(cls)]):
                 raise BadInput(f"filter: expected some of {', '.join(fields)}, got {name!r}")
         return cls(**dict.fromkeys(names, True))
 
     def chosen(self) -> dict[str, Any]:
-        """Returns the filters that are on, as plain values for records.json."""
+        """Returns the filters that are on, for records.json."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value}
 
     def reason(self, source: bytes, target: bytes) -> str | None:
@@ -76,9 +75,6 @@ class Filters:
 
 def _normal(text: bytes) -> str:
     return " ".join(unicodedata.normalize("NFKC", text.decode()).split())
-
-
-NO_FILTERS = Filters()
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,7 @@ class Preparation:
 
     source: Source
     folder: Path
-    filters: Filters = NO_FILTERS
+    filters: Filters = Filters()
     max_length: Count = MAX_LENGTH
 
     def __post_init__(self) -> None:
@@ -197,9 +193,8 @@ class Preparation:
         tokenizer.current_languages()
         self.source.encoder(tokenizer)
         manifest: dict[str, Any] = {"tokenizer": tokenizer.fingerprint, "max_length": self.max_length}
-        pairs = sum(part.count for part in parts)
-        manifest |= {"corpus": self.source.contents() | {"pairs": pairs}, "shard_lines": parts[0].count}
-        manifest["filters"] = self.filters.chosen()
+        corpus = self.source.contents() | {"pairs": sum(part.count for part in parts)}
+        manifest |= {"corpus": corpus, "shard_lines": parts[0].count, "filters": self.filters.chosen()}
         with self.locked():
             if (file := self.folder / "records.json").exists():
                 stored = read_json(file)
@@ -216,7 +211,7 @@ class Preparation:
             tokenizer.save(self.folder / "tokenizer.model")
 
     def hashes(self, part: Part, buckets: int) -> list[tuple[int, bytes]]:
-        """Returns the hashes of a shard's pairs for `repeated`, with the number of their bucket."""
+        """Returns `hashed` of a shard's pairs."""
         return hashed(part.number, self.source.good_pairs(part), buckets)
 
     def write(self, part: Part, drops: Iterable[bytes] = ()) -> dict[str, Any]:
@@ -295,10 +290,7 @@ def hashed(shard: int, pairs: Iterable[tuple[int, bytes, bytes]], buckets: int) 
 
 
 def repeated(hashes: Iterable[bytes]) -> list[tuple[int, bytes]]:
-    """Returns the pairs of a bucket that came before, as a list of (shard, their places in it, uint32).
-
-    `hashes` are all of the bucket's, in any order.
-    """
+    """Returns the pairs of a bucket that came before, as a list of (shard, their places in it, uint32)."""
     every = np.frombuffer(b"".join(hashes), _HASHED)
     every = every[np.lexsort((every["place"], every["shard"], every["low"], every["high"]))]
     is_repeated = (every["high"][1:] == every["high"][:-1]) & (every["low"][1:] == every["low"][:-1])

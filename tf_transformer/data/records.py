@@ -81,17 +81,13 @@ class Records:
     def blocks(self) -> list[Block]:
         """Returns blocks of `BLOCK_SHARDS` shards each, grouped at random; a block keeps their order."""
         indices = np.random.default_rng(0).permutation(len(self.shards)).tolist()
-        starts = range(0, len(indices), BLOCK_SHARDS)
-        groups = [[self.shards[i] for i in sorted(indices[start : start + BLOCK_SHARDS])] for start in starts]
-        return [
-            Block(
-                np.sum([shard["lengths"] for shard in group], axis=0),
-                tuple(np.sum([shard["tokens"] for shard in group], axis=0).tolist()),
-                sum(shard["skipped"] for shard in group),
-                functools.partial(self._read, group),
-            )
-            for group in groups
-        ]
+        blocks = []
+        for start in range(0, len(indices), BLOCK_SHARDS):
+            group = [self.shards[i] for i in sorted(indices[start : start + BLOCK_SHARDS])]
+            lengths, tokens = (np.sum([shard[name] for shard in group], axis=0) for name in ("lengths", "tokens"))
+            skipped = sum(shard["skipped"] for shard in group)
+            blocks.append(Block(lengths, tuple(tokens.tolist()), skipped, functools.partial(self._read, group)))
+        return blocks
 
     def _read(self, shards: list[dict[str, Any]]) -> Ids:
         block = []

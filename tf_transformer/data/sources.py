@@ -272,7 +272,7 @@ class ParquetSource(Source):
         shards = []
         for shard in even_parts(count, pairs):
             end = shard.first + shard.count
-            inside = [group for group in groups if group[2] < end and shard.first < group[2] + group[3]]
+            inside = (group for group in groups if group[2] < end and shard.first < group[2] + group[3])
             shards.append(dataclasses.replace(shard, where=tuple(inside)))
         return shards
 
@@ -288,10 +288,9 @@ class ParquetSource(Source):
                 yield encoded(pair[0] or b""), encoded(pair[1] or b"")
 
     def _files(self) -> list[str]:
-        files = matching(self.pattern)
-        if not files:
-            raise FileNotFoundError(f"expected Parquet files, found none at {self.pattern}")
-        return files
+        if files := matching(self.pattern):
+            return files
+        raise FileNotFoundError(f"expected Parquet files, found none at {self.pattern}")
 
 
 def _parquet(path: str) -> Any:

@@ -70,7 +70,6 @@ def read_text_pairs(
 
 
 def unequal(source: Any, target: Any, lines: int, others: int) -> BadInput:
-    """Returns the error for two files with these numbers of lines."""
     counts = f"{lines:,} in {source} and {others:,} in {target}"
     return BadInput(f"expected the same number of lines in both files, got {counts}")
 
@@ -122,10 +121,7 @@ class LineRange:
 
 
 def line_ranges(paths: Iterable[str | os.PathLike[str]], lines: int, digest: Any = None) -> list[LineRange]:
-    """Splits plain files into ranges of at most `lines` lines, each of one file, in order.
-
-    `digest`, of hashlib, is updated with the bytes of the files.
-    """
+    """Splits plain files into ranges of at most `lines` lines, each of one file, and updates `digest`, of hashlib."""
     return [each for path in paths for each in _ranges_of(str(path), lines, digest)]
 
 

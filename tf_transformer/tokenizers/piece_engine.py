@@ -19,7 +19,6 @@ MANY = 1_000  # texts that are worth several threads
 
 
 def encoded_by(processor: sentencepiece.SentencePieceProcessor, texts: list[str], kind: type) -> Any:
-    """Returns the ids of each text, or its pieces if `kind` is str."""
     return processor.encode(texts, out_type=kind, num_threads=threads_for(texts))
 
 

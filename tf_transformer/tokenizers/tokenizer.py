@@ -101,11 +101,9 @@ class Tokenizer:
     added: Sequence[str] = ()  # tokens that are matched in a text before SentencePiece reads what is between them
 
     def with_languages(self, source_language: Any = None, target_language: Any = None) -> "Tokenizer":
-        """Returns a tokenizer for other languages of sources and targets. `None` keeps a language.
+        """Returns a tokenizer for other languages: some of `languages`, or tensors of strings, [1] or [B].
 
-        Args:
-            source_language: One of `languages`, or a tensor of strings, [1] or [B].
-            target_language: One of `languages`, or a tensor of strings, [1] or [B].
+        `None` keeps a language.
 
         Raises:
             BadInput: If there is no such language.

@@ -33,10 +33,8 @@ def user_path(path: str | os.PathLike[str], option: str = "") -> Path:
     """
     name = f"{option}: " if option else ""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
-    if not isinstance(text, str):
-        raise BadInput(f"{name}expected a path, got {shown(path)}")
-    if not text:
-        raise BadInput(f"{name}expected a path, got an empty one")
+    if not isinstance(text, str) or not text:
+        raise BadInput(f"{name}expected a path, got {'an empty one' if text == '' else shown(path)}")
     if re.search("[\ud800-\udfff]", text):  # bytes that Python could not decode
         raise BadInput(f"{name}expected a path in UTF-8, got {text!a}")
     return Path(os.path.expanduser(text))
@@ -67,7 +65,7 @@ def open_text(path: str | os.PathLike[str]) -> Iterator[gzip.GzipFile | io.Buffe
 
 
 def lines_of(path: str | os.PathLike[str], digest: Any = None) -> Iterator[bytes]:
-    """Yields the lines of a plain or .gz file, as `lines_in` does."""
+    """Yields the lines of a plain or .gz file, like `lines_in`."""
     with open_text(path) as file:
         yield from lines_in(file, digest)
 

@@ -67,7 +67,7 @@ def holds(path: str, file: str) -> bool:
 
 
 def is_version(name: str) -> bool:
-    """Returns whether a folder of this name is a version for a server: a 64-bit integer."""
+    """Returns whether a folder's name is a server's version: a 64-bit integer."""
     return bool(VERSION.fullmatch(name))
 
 
@@ -103,7 +103,7 @@ def find_saved_model(path: str | os.PathLike[str]) -> Path | None:
 
 
 def saved_model_of(path: str | os.PathLike[str]) -> Path:
-    """Returns `find_saved_model(path)`, or raises `BadInput` if there is none."""
+    """Returns `find_saved_model(path)`, or raises `BadInput`."""
     if export := find_saved_model(path):
         return export
     raise BadInput(f"expected the folder of a SavedModel or of its versions, {found_in(path, SAVED_MODEL)}")

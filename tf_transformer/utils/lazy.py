@@ -32,14 +32,8 @@ class _Lazy(ModuleType):
 def lazily(name: str, purpose: str) -> Any:
     """Returns a module that is imported when one of its attributes is first used.
 
-    Type checkers read the real import, so annotations are in quotes:
-
-        if TYPE_CHECKING:
-            import tensorflow as tf
-        else:
-            tf = lazily("tensorflow", "a search")
-
-    If its package is missing, the first attribute raises `BadInput`, which begins with `purpose`.
+    Type checkers read a real import, under TYPE_CHECKING, so annotations are in quotes. If the package is missing, the
+    first attribute raises `BadInput`, which begins with `purpose`.
     """
     return _Lazy(name, purpose)
 

@@ -37,8 +37,8 @@ def reading(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
         raise BadInput(f"{path}: {error}") from error
     except Exception as error:
         # Libraries raise errors of their own classes.
-        is_of_library = type(error).__module__ != "builtins"
-        if isinstance(error, FileNotFoundError) or not (is_of_library or isinstance(error, OF_PARSERS)):
+        is_of_file = isinstance(error, OF_PARSERS) or type(error).__module__ != "builtins"
+        if isinstance(error, FileNotFoundError) or not is_of_file:
             raise
         reason = " ".join(str(error).split())[:300]
         reason = f"no {reason} in it" if type(error) is KeyError else reason
@@ -51,9 +51,7 @@ def check_file(path: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(f"expected a file, found none at {path}")
     with open(path, "rb") as file:
         if file.read(len(LFS)) == LFS:
-            raise BadInput(
-                f"{path}: expected the file itself, got a pointer of Git LFS; `git lfs pull` fetches the file"
-            )
+            raise BadInput(f"{path}: expected the file itself, got a pointer of Git LFS; `git lfs pull` fetches it")
     return path
 
 

@@ -37,7 +37,6 @@ def say(text: str = "", end: str = "\n") -> None:
 
 
 def say_in_a_handler(text: str) -> None:
-    """Writes a line to standard error from a signal handler."""
     # A handler may interrupt a write to the same stream, which then raises. A service has no standard error.
     with contextlib.suppress(Exception):
         sys.stderr.write(f"\n{text}\n")
@@ -65,15 +64,7 @@ def duration(seconds: float) -> str:
 class Progress:
     """Progress of a long call on standard error: one line that is overwritten, if the stream is interactive.
 
-        with Progress(len(texts), "texts") as progress:
-            for text in texts:
-                ...
-                progress.add(1)
-
-    Args:
-        total: Number of things, or `None` if unknown.
-        things: What they are called.
-        log: Whether to log a line every 30 seconds if the stream is not interactive.
+    With `log`, a line every 30 seconds if it is not. `total` is the number of `things`, or `None` if unknown.
     """
 
     FIRST, NEXT, LOGGED = 3.0, 0.5, 30.0  # seconds to the first line, and between lines

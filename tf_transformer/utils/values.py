@@ -52,7 +52,7 @@ class Kind:
 
 
 class Span(Kind):
-    """A range whose description has only its ends. A range without a highest number contains infinity."""
+    """A range whose description has only its ends. Without a highest number, it contains infinity."""
 
 
 def span(lowest: float, highest: float = math.inf, most: float = math.inf) -> Span:
@@ -68,9 +68,8 @@ def between(lowest: int, highest: int) -> Kind:
 
 def folded(seed: int) -> int:
     """Hashes a whole number of any size to the 32 bits that Keras and NumPy accept as a seed. 32 bits are unchanged."""
-    if 0 <= seed < 2**32:
-        return seed
-    return int.from_bytes(hashlib.sha256(hex(seed).encode()).digest()[:4], "little")
+    digest = hashlib.sha256(hex(seed).encode()).digest()
+    return seed if 0 <= seed < 2**32 else int.from_bytes(digest[:4], "little")
 
 
 def plain(value: Any) -> Any:
@@ -108,11 +107,6 @@ def _finite(value: Any) -> float | None:
     return real if real is not None and abs(real) < LARGEST else None
 
 
-def _flag(value: Any) -> bool | None:
-    value = plain(value)
-    return value if isinstance(value, bool) else None
-
-
 def _is_fact(value: Any) -> bool:
     value = plain(value)
     if isinstance(value, int):
@@ -131,7 +125,7 @@ Fact = Annotated[object, Kind("text or a finite number", _is_fact, plain)]  # wh
 _SCALARS: dict[Any, tuple[Callable[[Any], Any], str]] = {
     int: (whole, "a whole number"),
     float: (_finite, "a finite number"),
-    bool: (_flag, "True or False"),
+    bool: (lambda value: flag if isinstance(flag := plain(value), bool) else None, "True or False"),
 }
 
 
