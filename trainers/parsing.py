@@ -42,11 +42,11 @@ def main(argv: list[str] | None = None) -> None:
     print("loading Keras ...", flush=True)
     on_tensorflow = load_backend() == "tensorflow"
     import tf_transformer as tt
-    from tf_transformer.evaluation import costs
     from tf_transformer.extensions.parsing import evalb, treebank
     from tf_transformer.extensions.parsing.corpus import TreebankCorpus, words_of, wsj
     from tf_transformer.serving.versions import next_version
 
+    from . import costs
     from .publishing import DEV, TEST, averaged, is_complete, plan_of, publish, record, search_of, show_plan
 
     strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything

@@ -19,7 +19,6 @@ from tf_transformer import PRESETS, BadInput, TransformerConfig
 from tf_transformer.data.corpus import ToyCorpus
 from tf_transformer.data.pairs import Texts
 from tf_transformer.decoding.search_options import MOST_BEAMS, SEARCH_OPTIONS, of_request
-from tf_transformer.evaluation import costs
 from tf_transformer.inference.loading import trained
 from tf_transformer.inference.translator import Translator
 from tf_transformer.tokenizers.languages import LANGUAGES
@@ -32,6 +31,7 @@ from tf_transformer.utils.files import encoded, lines_in, one_line, write_json
 from tf_transformer.utils.reading import check_kinds, read_json, reading
 from tf_transformer.utils.terminal import duration
 
+from . import costs
 from .command import CONFIG_OPTIONS, HERE, chosen
 
 if TYPE_CHECKING:

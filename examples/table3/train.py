@@ -35,10 +35,10 @@ def main(argv: list[str] | None = None) -> None:
 
     import tf_transformer as tt
     from examples.table3 import table as table3
-    from tf_transformer.evaluation import costs
     from tf_transformer.training.recipe import recipe_of
     from tf_transformer.utils.files import write_json
     from tf_transformer.utils.reading import read_json, reading
+    from trainers import costs
     from trainers.publishing import averaged, changed, is_complete, search_of
 
     rows = table3.chosen(args.rows)

@@ -15,9 +15,9 @@ from promises import assert_cached_is_whole
 from tf_transformer import PRESETS, Ensemble, SmoothedCrossEntropy, Transformer, TransformerConfig
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
-from tf_transformer.evaluation import costs
 from tf_transformer.layers import DecoderLayer, EncoderLayer, int8
 from tf_transformer.layers.lora import freeze, frozen_weights
+from trainers import costs
 
 B, h, T, S, d, d_k, d_v, d_ff, V, N = 2, 3, 5, 7, 11, 13, 17, 19, 23, 2
 SIZES = {"d_model": d, "d_ff": d_ff, "num_heads": h, "d_k": d_k, "d_v": d_v, "vocab_size": V}

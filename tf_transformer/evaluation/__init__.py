@@ -1,1 +1,1 @@
-"""Scores, training costs and pictures of attention."""
+"""Scores and pictures of attention."""

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_transformer as tt
-from tf_transformer.evaluation import costs
+from trainers import costs
 
 ODD = tt.TransformerConfig(2, 14, 34, 7, d_k=3, d_v=5, vocab_size=53)
 

@@ -1,6 +1,6 @@
 """The cost of training in floating point operations (section 6.1, Table 2): by the paper's method, and by counting.
 
-`python -m tf_transformer.evaluation.costs` prints both for the paper's two models.
+`python -m tf_transformer.trainers.costs` prints both for the paper's two models.
 """
 
 import re
