@@ -48,12 +48,6 @@ def test_cached_is_the_whole_sequence(mode):
     assert_cached_is_whole(ENSEMBLE, SOURCE, target, COMPILERS[mode])
 
 
-def test_an_ensemble_of_copies_is_the_model():
-    model, inputs = ENSEMBLE.models[1], (ops.array(SOURCE), ops.array(TARGET))
-    found = Ensemble([model] * 2)(inputs)
-    close(found, ops.log_softmax(model(inputs)), atol=1e-5)
-
-
 def test_no_chance_is_so_small_that_its_logarithm_is_not_finite():
     sharp = [built(seed) for seed in range(2)]
     for model in sharp:

@@ -81,19 +81,6 @@ def test_adam_is_kerass_adam(options):
         close(found, expected)
 
 
-def test_adam_by_hand():
-    """Kingma & Ba 2015, algorithm 1, in float64; epsilon beside the uncorrected root, as in Keras and TensorFlow."""
-    optimizer, weight = Adam(0.1, **ADAM), keras.Variable(normal(13))
-    expected, m, v = array(weight).astype("float64"), 0.0, 0.0
-    for t in range(1, 6):
-        gradient = normal(13, seed=t)
-        optimizer.apply([ops.array(gradient)], [weight])
-        m, v = 0.9 * m + 0.1 * gradient, 0.98 * v + 0.02 * gradient.astype("float64") ** 2
-        rate = 0.1 * np.sqrt(1 - 0.98**t) / (1 - 0.9**t)
-        expected -= rate * m / (np.sqrt(v) + 1e-9)
-        close(weight, expected, rtol=1e-4)
-
-
 def test_adam_trains_an_embedding_by_itself():
     """Its gradient is sparse. Where an id comes twice Keras adds the squares of its gradients; ours squares the sum."""
     models = [keras.Sequential([keras.layers.Embedding(17, 3), keras.layers.Dense(1)]) for _ in range(2)]

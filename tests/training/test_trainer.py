@@ -24,7 +24,7 @@ from tf_transformer.data.batches import Ids
 from tf_transformer.data.corpus import Batching, Corpus
 from tf_transformer.training import trainer as trainers
 from tf_transformer.training.callbacks import TrainingInterrupted
-from tf_transformer.training.run import LOCK, Run
+from tf_transformer.training.run import Run
 
 CONFIG = dataclasses.replace(tt.PRESETS["tiny"], num_layers=1, d_model=16, d_ff=8, vocab_size=350)
 RECIPE = tt.Recipe(steps=7, batch_tokens=512, warmup_steps=3, eval_every=3, dev_sentences=3)
@@ -105,7 +105,7 @@ def killed_once(program, text, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("train", ["text", "records"])
 def test_what_a_person_writes_is_killed_and_goes_on(train, text, corpus, tmp_path):
-    """With the weights of a run that was not; see the slow test for the whole of it. The records make an epoch of four
+    """With the weights of a run that was not. The records make an epoch of four
     batches in two blocks, so that the kill is in the middle of one."""
     program = SMALLER
     if train == "records":
@@ -122,15 +122,6 @@ def test_what_a_person_writes_is_killed_and_goes_on(train, text, corpus, tmp_pat
     whole = tt.Trainer(tmp_path / "whole", CONFIG, corpus, tt.Recipe(8, None, 2_048, 300, eval_every=2))
     whole.fit()
     same_weights(tmp_path / "killed/runs/mine", tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_the_block_word_for_word(tmp_path):
-    tt.toy_corpus.write_corpus(tmp_path / "text")
-    killed_once(PROGRAM, tmp_path / "text", tmp_path / "killed")
-    killed_twice = PROGRAM.replace("trainer.fit()  ", "trainer.fit(400); trainer.fit()  ")
-    killed_once(killed_twice, tmp_path / "text", tmp_path / "again")
-    same_weights(tmp_path / "killed/runs/mine", tmp_path / "again/runs/mine")
 
 
 @pytest.mark.slow
@@ -181,15 +172,6 @@ def test_a_text_that_is_small_for_its_batches_gets_a_recipe_named(batches, token
         if found
         else ""
     )
-
-
-def test_a_recipe_without_steps_has_the_paper_s(corpus, tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(tt.Trainer, "make_model", lambda self, steps: seen.append(steps) or 1 / 0)
-    for steps in (None, 800):
-        with pytest.raises(ZeroDivisionError):
-            tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, steps=steps)).fit()
-    assert seen == [100_000, 800]
 
 
 @pytest.mark.program
@@ -308,33 +290,6 @@ def test_the_last_step_is_fixed_once_the_cooldown_has_begun(corpus, tmp_path, mo
         fit(13, steps=40)
     with pytest.raises(ZeroDivisionError):
         fit(20, steps=50)  # of 40, where 33 steps have the full rate
-
-
-# As `Run.lock` does, without the seconds that Keras takes to be imported.
-HOLDS_ITS_LOCK = """
-import sys
-from pathlib import Path
-from tf_transformer.utils.files import locked
-with locked(Path(sys.argv[1]), "{owner}"):
-    print(flush=True)
-    input()
-"""
-
-
-def test_a_run_in_use_is_not_trained_by_another(corpus, tmp_path):
-    trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE)
-    trainer.run.begin(trainer.settings)
-    command = [sys.executable, "-c", HOLDS_ITS_LOCK, str(tmp_path / "run" / LOCK)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        other.stdout.readline()
-        with pytest.raises(tt.BadInput, match=f"expected a run that nothing else trains; process {other.pid} on "):
-            trainer.fit()
-        other.kill()
-    assert not Run._locks
-    (tmp_path / "thesis.tex").write_text("...")
-    with pytest.raises(tt.BadInput, match="found other files"):
-        tt.Trainer(tmp_path, CONFIG, corpus, RECIPE).fit()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "thesis.tex"]
 
 
 def test_a_fit_that_is_refused_keeps_the_lock_of_another_run(corpus, tmp_path):

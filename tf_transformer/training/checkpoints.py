@@ -210,7 +210,7 @@ class Checkpoints(keras.callbacks.Callback):
         except KeyboardInterrupt:
             if not (self.told_to_stop and self._scoring):
                 raise
-            self._end_epoch(self._logs)
+            self.on_epoch_end(self.epoch, self._logs)
             raise self._stopped() from None
         finally:
             for number, handler in before.items():
@@ -253,7 +253,7 @@ class Checkpoints(keras.callbacks.Callback):
             return
         if self._scoring:
             # Saves before the dev set is scored: a scheduler may kill this process during scoring.
-            self._end_epoch(self._logs)
+            self.on_epoch_end(self.epoch, self._logs)
         else:
             sums = [convert_to_numpy(variable).tolist() for variable in self.model.metrics_variables]
             self._save(half_done={"seconds": self.elapsed, "metrics": sums})
@@ -267,9 +267,6 @@ class Checkpoints(keras.callbacks.Callback):
             self._averaged = exchange_averages(self.model) and use
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        self._end_epoch(logs)
-
-    def _end_epoch(self, logs: Logs) -> None:
         """Adds a row to the history and saves; `logs` are the epoch's, or only those of its steps."""
         self._scoring = False
         self.seconds += self.elapsed

@@ -55,5 +55,4 @@ TRANSLATION = Task(
 
 def task_of(kind: str) -> Task:
     """Returns the task of a kind of run. It raises BadInput if there is none."""
-    task: Task = registry.find("tasks", kind)
-    return task
+    return registry.find("tasks", kind)  # type: ignore[no-any-return]
