@@ -76,7 +76,7 @@ def families() -> list[Family]:
 
 def family_named(name: str) -> Family:
     """Returns the family with this name. It raises BadInput if there is none."""
-    return registry.find("families", name)  # type: ignore[no-any-return]
+    return registry.find("families", name)
 
 
 def family_of_folder(folder: str | os.PathLike[str]) -> Family | None:

@@ -162,8 +162,6 @@ class Bar(ProgressLogger):
         steps: Total steps of the training.
     """
 
-    FIXED = 50  # columns of the bar, its counts and its times
-
     @checked
     def __init__(self, steps: Count):
         super().__init__(steps=steps)
@@ -176,7 +174,8 @@ class Bar(ProgressLogger):
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         # A bar that is wider than the terminal would fill it with copies instead of changing in place.
-        columns, values = shutil.get_terminal_size((80, 24)).columns - self.FIXED, dict[str, Any]()
+        # The bar, its counts and its times take 50 columns.
+        columns, values = shutil.get_terminal_size((80, 24)).columns - 50, dict[str, Any]()
         for name in ("loss", "tokens/s", "accuracy", *logs):
             columns -= len(f" - {name}: 12345.6789")
             if name in logs and name not in values and columns >= 0:

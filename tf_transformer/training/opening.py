@@ -22,9 +22,8 @@ from tf_transformer.utils.values import BadInput, Count, checked
 def is_run(path: str) -> bool:
     """Returns whether a folder holds a run, rather than an export or a pretrained checkpoint."""
     folder = user_path(path)
-    if not (folder / "config.json").is_file() or newest(folder, LITERT, ONNX, CTRANSLATE2):
-        return False
-    return family_of_folder(folder) is None
+    is_export = newest(folder, LITERT, ONNX, CTRANSLATE2)
+    return (folder / "config.json").is_file() and not is_export and family_of_folder(folder) is None
 
 
 @checked
