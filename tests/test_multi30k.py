@@ -124,9 +124,7 @@ def test_words_are_hidden_after_the_bidirectional_steps(text):
     [
         (4_500, 500, 13_000, {1_500: 0.0, 3_000: 0.1, 4_500: 0.2, 13_000: 0.3}),
         (1_300, 500, 13_000, {500: 0.0, 1_000: 0.1, 1_500: 0.2, 13_000: 0.3}),
-        (10, 500, 13_000, {500: 0.0, 13_000: 0.3}),
         (4_500, 500, 2_000, {1_500: 0.0, 2_000: 0.1}),
-        (4_500, 500, 1_500, {1_500: 0.0}),
         (9, 7, 11, {7: 0.0, 11: 0.2}),
         (0, 500, 13_000, {0: 0.0, 13_000: 0.3}),
     ],
@@ -243,34 +241,11 @@ def test_a_teacher_that_trained_on_cannot_translate_as_before(runs, tmp_path):
         file = tmp_path / name / "backward.txt"
         text = file.read_text()
         file.unlink()
-        message = (
-            rf"{name}: expected forward.txt and backward.txt, made at step 5, found a run that has gone on to step 8"
-        )
-        with pytest.raises(tt.BadInput, match=message):
+        with pytest.raises(
+            tt.BadInput, match=f"{name}: expected .*made at step 5, found .* gone on to step 8"
+        ):
             runs("--ensemble", of=("one",))
         file.write_text(text)
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_what_is_scored_and_exported(runs, tmp_path, monkeypatch, together):
-    seen = []
-
-    def averaged(trainer, search, others):
-        seen.extend([trainer.run.path, *others])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(publishing, "averaged", averaged)
-    monkeypatch.setattr(publishing, "is_complete", lambda trainer: False)
-    with pytest.raises(KeyboardInterrupt):
-        runs(*["--ensemble"] * together, of=("one", "two"))
-    assert seen == [tmp_path / "run", *[tmp_path / "one", tmp_path / "two"] * together]
-
-
-@pytest.mark.program
-def test_a_plan_counts_the_teachers(argv, capsys):
-    for more, said in ((["--ensemble"], "and as much for each of 2 teachers"), ([], "and 5 steps for each of 2 teach")):
-        train.main([*argv, "--dry-run", "--teachers", "one", "two", *more])
-        assert f"\n{said}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -317,12 +292,9 @@ def test_teachers_translate_in_the_dtype_they_learn_in_and_no_longer_than_the_te
 ):
     """Nor longer than they would: 7 tokens more than the source."""
     found, sides = [], (["Two doors.", "One."], [target, "One."])
+    result = TranslationResult("", (Hypothesis("made", 0.0),), 1, False)
     monkeypatch.setattr(teachers, "averaged", lambda *given: translator)
-    monkeypatch.setattr(
-        teachers,
-        "answered",
-        lambda *given: found.append(given) or [TranslationResult("", (Hypothesis("made", 0.0),), 1, False)],
-    )
+    monkeypatch.setattr(teachers, "answered", lambda *given: found.append(given) or [result])
     corpus = StagedCorpus.of(corpus_of(zip(*sides, strict=True)), Methods())
     recipe = tt.Recipe(mixed_precision="bfloat16")
     teachers.translate(StagedTrainer(tmp_path, translator.model.config, corpus, recipe), sides, {})
@@ -352,12 +324,8 @@ def test_an_ensemble_is_of_what_each_would_be_alone(argv, tmp_path, monkeypatch)
     monkeypatch.setattr(publishing, "publish", lambda run, export, *more: exports.append(export) or tmp_path)
     run, teacher = tmp_path / "run", tmp_path / "teacher"
     train.main([*argv, "--teachers", str(teacher), "--ensemble"])
-    weights = [
-        weight
-        for folder in (run, teacher)
-        for weight in tt.Translator.from_pretrained(folder, average_last=2).model.get_weights()
-    ]
-    for found, expected in zip(exports[0].weights, weights, strict=True):
+    both = [tt.Translator.from_pretrained(folder, average_last=2).model for folder in (run, teacher)]
+    for found, expected in zip(exports[0].weights, both[0].get_weights() + both[1].get_weights(), strict=True):
         np.testing.assert_array_equal(found, expected)
 
     alone = {seed: [*argv, "--seed", str(seed), "--run", str(tmp_path / f"alone_{seed}")] for seed in (5, 6)}

@@ -39,10 +39,7 @@ def test_rows_are_chosen_by_name_and_by_group():
 
 
 def test_what_the_rows_say_is_no_option(capsys):
-    for given, message in (
-        (["--dropout", "0.2"], "since each row sets it"),
-        (["--dry-run"], "tf-transformer translation --preset ROW"),
-    ):
+    for given, message in ((["--dropout", "0.2"], "since each row sets it"), (["--dry-run"], "--preset ROW")):
         with pytest.raises(SystemExit):
             train.main(["--train", "a", "b", "--dev", "c", "d", *given])
         assert message in capsys.readouterr().err
@@ -85,18 +82,12 @@ def test_two_rows(unscored, tmp_path, capsys):
         lines = list(csv.DictReader(file))
     assert [line["row"] for line in lines] == ["base", "C_N2"]
     assert [line["what differs"] for line in lines] == ["", "num_layers 1"]
-    assert [line["steps"] for line in lines] == ["2", "2"]
-    assert [line["paper's BLEU"] for line in lines] == ["25.8", "23.7"]
-    assert [line["paper's parameters (millions)"] for line in lines] == ["65", "36"]
     for line in lines:
         history = (tmp_path / "run" / line["row"] / "history.csv").read_text().splitlines()
         last = dict(zip(*(row.split(",") for row in (history[0], history[-1])), strict=True))
         assert float(line["perplexity"]) == pytest.approx(float(last["val_perplexity"]), abs=1e-3)
     by_parameters = [int(line["parameters"]) for line in lines]
     assert by_parameters[0] - by_parameters[1] == 2 * 461_312  # two layers of both stacks, each of 128 and 512
-    table = (tmp_path / "run" / "table3.md").read_text()
-    assert all(line.count("|") == 10 for line in table.splitlines())
     capsys.readouterr()
     train.main([*argv, "--steps", "2"])
     assert capsys.readouterr().out.count("this run is complete") == 2
-    assert (tmp_path / "run" / "table3.md").read_text() == table

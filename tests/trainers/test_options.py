@@ -49,18 +49,14 @@ def test_bad_text(text, tmp_path, capsys, line, message):
     ("change", "message"),
     [
         (["--train", "nowhere.en", "nowhere.de"], "expected a text file, found none at nowhere.en"),
-        (["--train", os.devnull, os.devnull], "expected sentences, got an empty file"),
         (["--preset", "huge"], "preset: expected one of base, big, A_h1"),
         (["--vocab-size", "90000"], "which is what this text supports; got 90000"),
-        (["--vocab-size", "7"], "vocab_size: expected at least 261"),
         (["--tfds", "wmt14_translate/de-en"], "expected one of --train, --tfds and --prepared, got"),
         (["--dry-run", "8xP100"], "devices: expected their number and the TFLOP/s of one, as in 8x9.5; got '8xP100'"),
         (["--dry-run", "--epochs", "3"], "--dry-run: expected --steps, got --epochs"),
-        (["--devices", "gpu:9"], "devices: expected some of cpu:N"),
         (["--base", ".", "--name", "README.md"], "README.md: expected a folder to write models to"),
         (["--preset", "parsing_small"], "for translation; got 'parsing_small'"),
         (["--beam-size", "0"], "beam_size: expected 1 to 1024, got 0"),
-        (["--seed", "0.5"], "--seed: invalid int value: '0.5'"),
         (["--warmup", "7"], "unrecognized arguments: --warmup 7"),
     ],
 )
@@ -93,22 +89,10 @@ def test_options_arrive_at_the_trainer(text, tmp_path, monkeypatch):
         raise Asked(self)
 
     monkeypatch.setattr(tt.Trainer, "fit", ask)
-    given = {
-        "batch_tokens": 1_000,
-        "warmup_steps": 7,
-        "learning_rate_factor": 0.5,
-        "cooldown_steps": 3,
-        "eval_every": 11,
-    }
-    given |= {
-        "average_last": 2,
-        "tokenizer": "unigram",
-        "mixed_precision": "float16",
-        "num_microbatches": 2,
-        "clip_norm": 0.5,
-    }
-    given |= {"on_nan": "skip", "jit_compile": "off", "seed": 5, "learning_rate": 0.01, "early_stopping_patience": 3}
-    given |= {"ema_momentum": 0.9}
+    given = {"batch_tokens": 1_000, "warmup_steps": 7, "learning_rate_factor": 0.5, "cooldown_steps": 3}
+    given |= {"eval_every": 11, "average_last": 2, "tokenizer": "unigram", "mixed_precision": "float16"}
+    given |= {"num_microbatches": 2, "clip_norm": 0.5, "on_nan": "skip", "jit_compile": "off", "seed": 5}
+    given |= {"learning_rate": 0.01, "early_stopping_patience": 3, "ema_momentum": 0.9}
     more = {"dropout": 0.25, "vocab_size": 401}
     names = {name: name.replace("_", "-") for name in given | more} | {"tokenizer": "vocab-kind"}
     argv = [part for name, value in (given | more).items() for part in (f"--{names[name]}", str(value))]
@@ -159,9 +143,7 @@ def test_a_dry_run_says_what_the_paper_needed(tmp_path, capsys):
     [
         ("grammar", ("en", "de")),
         (["data/train.en", "data/train.de.gz"], ("en", "de")),
-        (["data/source.txt", "data/target.txt"], None),
         (["source", "target"], None),
-        ("wmt14_translate/de-en", None),
         (["a.trees"], None),
         (None, None),
     ],
@@ -179,7 +161,6 @@ def test_languages_are_the_ends_of_the_files_names(train, expected):
         (["--tokenizer", "a", "--vocab-size", "7"], "--tokenizer: cannot be combined with --vocab-size or"),
         (["--from", os.devnull], "expected a SavedModel, a run or a checkpoint, found a file, no folder"),
         (["--from", M2M100, "--train", "nowhere.en", "nowhere.de"], "target_language: expected one of 100 languages, "),
-        (["--train", os.devnull, os.devnull], f"expected a text file, found none at {os.devnull}"),
         (["--vocab-size", "90000"], "which is what this text supports; got 90000"),
         (["--vocab-size", "300", "--max", "3"], "unrecognized arguments: --max 3"),
         (["--vocab-size", "300", "--to", "README.md"], "folder: expected one for the records, found a file at "),
@@ -208,9 +189,7 @@ def test_a_bad_line_leaves_no_records(text, tmp_path, capsys):
 
 
 def test_records_take_no_options_of_prepare(text, tmp_path, capsys):
-    message = (
-        "--prepared: cannot be combined with --vocab-size, --vocab-kind, --tokenizer or --skip-bad-lines; give them"
-    )
+    message = "--prepared: cannot be combined with --vocab-size, --vocab-kind, --tokenizer or --skip-bad-lines; give"
     for option in (["--vocab-size", 300], ["--vocab-kind", "bpe"], ["--tokenizer", "a"], ["--skip-bad-lines"]):
         assert message in fails(translation, ["--prepared", tmp_path, *options(text)[3:], *option], capsys)
 
@@ -255,9 +234,8 @@ def test_what_the_pictures_refuse(saved, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     assert "expected a sentence, got none" in fails(attention, argv, capsys)
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(
-        "sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfcaf\xe9\x85a\r\nTwo\xe2\x80\xa8doors.\n"))
-    )
+    text = b"\xef\xbb\xbfcaf\xe9\x85a\r\nTwo\xe2\x80\xa8doors.\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
     attention.main([str(argument) for argument in [*argv, "--target", "b", "--target", "c"]])
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert (tmp_path / "page.html").stat().st_size > 10_000

@@ -31,9 +31,8 @@ def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, c
     argv = options(text, "--run", run, "--base", export.parent, "--name", export.name)
     argv += ["--vocab-size", "400", "--eval-every", "3", "--average-last", "2"]
     argv += ["--test", str(text / "test.en"), str(text / "test.de"), "--beam-size", "17"]  # exports' greatest is 16
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trainers.translation", *argv, "--steps", "3000"], cwd=ROOT, stdout=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-m", "trainers.translation", *argv, "--steps", "3000"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 240
         while not list(run.glob("checkpoints/step-*")) and process.poll() is None and time.monotonic() < deadline:
@@ -104,9 +103,6 @@ def test_a_prepared_corpus(text, tmp_path, capsys):
     translation.main([*argv, "--steps", "6"])
     assert "going on from the checkpoint at step 3 of 6" in capsys.readouterr().out
     assert [row.split(",")[0] for row in (tmp_path / "run/history.csv").read_text().splitlines()] == ["step", "3", "6"]
-    assert "--prepared: cannot be combined with --vocab-size" in fails(
-        translation, [*argv, "--vocab-size", 400], capsys
-    )
 
 
 @pytest.mark.slow
@@ -118,9 +114,8 @@ def test_ten_kills_change_nothing(text, tmp_path):
     def begin(run):
         argv = options(text, "--run", run, "--base", tmp_path, "--name", f"export-{run.name}", "--vocab-size", 400)
         argv += ["--batch-tokens", "512", "--eval-every", "3", "--average-last", "2", "--steps", "150"]
-        return subprocess.Popen(
-            [sys.executable, "-m", "trainers.translation", *argv], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, "-m", "trainers.translation", *argv]
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
     def going_on(lines):
         """The step that a program goes on from, up to the line that comes before its training."""
@@ -176,18 +171,12 @@ def publish_again(tmp_path, text, run, metrics, capsys):
     printed = capsys.readouterr().out
     assert re.findall(r"BLEU [\d.]+ in (\w+)  nrefs:1", printed) == ["float32", "bfloat16"]
     path = tmp_path / "models" / "small" / "1"
-    assert re.search(
-        rf"published {re.escape(str(path))}: a SavedModel, bfloat16, [\d,]+ bytes, [\d,]+ of them weights", printed
-    )
+    assert f"published {path}: a SavedModel, bfloat16, " in printed
     metadata = json.loads((path / "assets.extra" / "tf_transformer.json").read_text())
     assert metadata["step"] == metrics["steps"]
     assert (metadata["source_language"], metadata["target_language"]) == ("en", "de")
-    assert (metadata["dtype"], metadata["beam_size"], metadata["n_best"], metadata["max_length"]) == (
-        "bfloat16",
-        2,
-        3,
-        31,
-    )
+    expected = {"dtype": "bfloat16", "beam_size": 2, "n_best": 3, "max_length": 31}
+    assert {name: metadata[name] for name in expected} == expected
     assert f"BLEU {metadata['bleu']:.2f} in bfloat16  {metadata['bleu_signature']}, of dev.en, dev.de" in printed
     assert (metadata["bleu_text"], metrics["test_bleu_text"]) == ("dev.en, dev.de", "the test set")
     stored = sum(file.stat().st_size for file in (path / "variables").iterdir())
@@ -210,9 +199,8 @@ def publish_again(tmp_path, text, run, metrics, capsys):
     given = ["--target", "Zwei Türen.", "--target", target, "--png", str(pictures / "a.png"), "--head", "2", "1"]
     attention.main(["--model", str(run), "The dog sleeps.", "Two doors.", *given])
     assert sorted(file.name for file in pictures.iterdir()) == ["a-1.png", "a-2.png", "page.html"]
-    assert json.dumps(source.split())[1:-1].replace(" ", "").replace(">", "\\u003e").replace("<", "\\u003c") in (
-        pictures / "page.html"
-    ).read_text().replace(" ", "")
+    page = (pictures / "page.html").read_text().replace(" ", "")
+    assert json.dumps(source.split())[1:-1].replace(" ", "").replace(">", "\\u003e").replace("<", "\\u003c") in page
 
     wrong = mock.patch.object(checking, "check", lambda path: [Finding("FAIL", f"{path.name} is wrong")])
     with wrong, mock.patch.object(publish.tf.saved_model, "save"), mock.patch.object(publish, "compact"):

@@ -130,11 +130,9 @@ def test_every_setting_is_checked(kind, arguments):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ({"n_best": 0}, "n_best: expected a positive whole number below 2**31, got 0"),
         ({"options": {"beam_size": 17}}, "beam_size: expected 1 to 16, got 17"),
         ({"options": {"patience": 1}}, f"options: expected {', '.join([*REQUEST, *LANGUAGES])}; got patience"),
         ({"options": {"target_language": 7}}, "target_language: expected text, got 7"),
-        ({"batch_bytes": 0}, "batch_bytes: expected a positive whole number below 2**31, got 0"),
         ({"threads": -1}, "threads: expected a whole number from 1 to 1,024 or None, got -1"),
     ],
 )

@@ -77,11 +77,7 @@ def command(*argv):
 
 
 def prepared(folder, times):
-    """Write 900 pairs `times` times, each time with another number in them, and make records of the text.
-
-    Returns:
-        the arguments of `prepare`, and the folder of the records.
-    """
+    """Makes records of 900 pairs `times` times, each with its number. Returns the arguments, and the folder."""
     pairs = toy_corpus.corpus(train=900, dev=0, test=0)["train"]
     every = [(f"{i} {source}", f"{target} {i}") for i in range(times) for source, target in pairs]
     names = write_text(folder, every[3:])
@@ -131,9 +127,7 @@ def test_a_killed_worker_costs_nothing(large, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "workers", [[], pytest.param(["--workers", 2], marks=pytest.mark.slow)], ids=["loop", "workers"]
-)
+@pytest.mark.parametrize("workers", [[], ["--workers", 2]], ids=["loop", "workers"])
 def test_a_full_disk_costs_nothing(of_two_shards, tmp_path, workers):
     argv, expected = of_two_shards
     argv = command(*argv, "--to", tmp_path / "records", *workers)

