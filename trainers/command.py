@@ -96,8 +96,7 @@ def add_training_options(add: Callable[..., Any]) -> None:
     """Adds the options of every training program: a `Recipe`'s fields under their names, and some more."""
     folder = "run directory; a stopped run resumes (one in runs/, which is printed)"
     add("--run", type=as_path, metavar="DIR", help=folder)
-    excluded = ("dev_sentences", "tokenizer")
-    names = [field.name for field in dataclasses.fields(Recipe) if field.name not in excluded]
+    names = [field.name for field in dataclasses.fields(Recipe) if field.name not in ("dev_sentences", "tokenizer")]
     add_fields(add, Recipe, names, RECIPES.values())
     add_vocabulary_kind(add)
     add_fields(add, TransformerConfig, CONFIG_OPTIONS, PRESETS.values())
@@ -122,8 +121,8 @@ def add_vocabulary_kind(add: Callable[..., Any]) -> None:
 
 def add_search_options(add: Callable[..., Any], more: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
     """Adds the options of a `Translator`, and `more` of a search. Returns their names."""
-    names = [name for name, option in SEARCH_OPTIONS.items() if option.translator or name in more]
-    names = [name for name in names if name not in without]
+    options = {name: option for name, option in SEARCH_OPTIONS.items() if name not in without}
+    names = [name for name, option in options.items() if option.translator or name in more]
     add_fields(add, SearchOptions, names, [SearchOptions()])
     return names
 
@@ -154,15 +153,10 @@ def load_tensorflow() -> None:
 
 
 def load_backend() -> str:
-    """Imports Keras quietly, and returns the name of its backend.
-
-    Raises:
-        BadInput: If the backend does not exist or is not installed.
-    """
+    """Imports Keras quietly, and returns the name of its backend."""
     with quiet_stderr(), quiet_import():
         import keras
-    backend: str = keras.backend.backend()
-    return backend
+    return str(keras.backend.backend())
 
 
 def engine(model: str | Path, options: dict[str, Any], **more: Any) -> Engine:

@@ -17,11 +17,7 @@ from .command import add_search_options, as_path, chosen, load_backend, model_na
 
 
 def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Format, dict[str, Any]]:
-    """Parses the options.
-
-    Returns:
-        The options, the format, and the options that only some formats take.
-    """
+    """Returns the options, the format, and the options that only some formats take."""
     parser = options("export", __doc__)
     add = parser.add_argument
     what = parser.add_mutually_exclusive_group(required=True)
@@ -31,9 +27,8 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Format, dict[
     what.add_argument("--pretrained", metavar="NAME", help=pretrained)
     add("--revision", metavar="REV", help="commit, tag or branch of the Hub's model (its main branch)")
     add("--name", type=model_name, help="model name on the server (the name of the first run or of the checkpoint)")
-    add(
-        "--base", type=as_path, metavar="DIR", help="parent directory of all models (the format's, such as savedmodels)"
-    )
+    parent = "parent directory of all models (the format's, such as savedmodels)"
+    add("--base", type=as_path, metavar="DIR", help=parent)
     add("--version", type=positive, metavar="N", help="version number (the next one)")
     add("--average-last", type=positive, metavar="N", help="number of last checkpoints to average (the recipe's)")
     titles, first = "; ".join(f"{name}: {format.title}" for name, format in formats().items()), next(iter(formats()))
@@ -98,9 +93,9 @@ def main(argv: list[str] | None = None) -> None:
     float32 = load(args, settings)
     model = (float32.translator if parses else float32).model
     print(f"{model.count_params():,} parameters", flush=True)
-    metadata = (
-        metadata_of(args, format, settings, float32, dev, model.count_params()) if "metadata" in format.takes else {}
-    )
+    metadata = {}
+    if "metadata" in format.takes:
+        metadata = metadata_of(args, format, settings, float32, dev, model.count_params())
     print("writing ...", flush=True)
     began = time.monotonic()
 

@@ -12,12 +12,8 @@ from .command import add_search_options, add_training_options, export_folder, lo
 def main(argv: list[str] | None = None) -> None:
     parser = options("parsing", __doc__)
     add = parser.add_argument
-    add(
-        "--preset",
-        default="parsing_small",
-        metavar="NAME",
-        help="parsing_small, parsing_wsj or parsing_semi (parsing_small)",
-    )
+    presets = "parsing_small, parsing_wsj or parsing_semi (parsing_small)"
+    add("--preset", default="parsing_small", metavar="NAME", help=presets)
     add("--train", nargs="+", metavar="FILE", help="bracketed trees")
     add("--dev", nargs="+", metavar="FILE", help="dev set: bracketed trees")
     add("--test", nargs="+", metavar="FILE", help="test set to score the result on (the dev set)")

@@ -61,16 +61,7 @@ def threads_of_a_worker(workers: int | None) -> int | None:
 
 
 def run_pipeline(runner: str, options: Sequence[str], build: Callable[[Any], object]) -> None:
-    """Builds a pipeline and runs it to its end.
-
-    Args:
-        runner: Name of a Beam runner.
-        options: Beam's options, as on a command line.
-        build: Function that adds transforms to the pipeline.
-
-    Raises:
-        BadInput: If the runner does not exist or does not have these options.
-    """
+    """Runs the pipeline to which `build` adds transforms on one of Beam's runners, with options of a command line."""
     load_beam()
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -88,12 +79,9 @@ def run_pipeline(runner: str, options: Sequence[str], build: Callable[[Any], obj
 def processes(workers: int, log: Path, progress: Callable[[], str]) -> Iterator[Callable[..., list[Any]]]:
     """Yields a function like `map` that shares its work among processes and returns when all is done.
 
-    An exception of a worker is raised here. If a worker was killed, the program exits with 3, after one line.
-
-    Args:
-        workers: Number of processes. One is this process itself.
-        log: File for the workers' standard error.
-        progress: Function that returns a line for standard error, called every 30 seconds.
+    One worker is this process itself. The others write their standard error to `log`. An exception of a worker is
+    raised here. If a worker was killed, the program exits with 3, after one line. `progress` makes a line for
+    standard error every 30 seconds.
     """
 
     def one_by_one(function: Callable[..., Any], *items: Sequence[Any]) -> list[Any]:
@@ -155,9 +143,7 @@ def _begin(log: Path) -> None:
         os._exit(STOPPED)
 
     def watch() -> None:
-        parent = multiprocessing.parent_process()
-        assert parent
-        parent.join()
+        multiprocessing.parent_process().join()  # type: ignore[union-attr]
         end()
 
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), 2)

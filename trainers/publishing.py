@@ -58,16 +58,7 @@ def changed(recipe: Recipe, options: dict[str, Any]) -> Recipe:
 
 
 def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
-    """Prints an estimate of the cost (--dry-run), measured on this machine or for other devices.
-
-    Args:
-        config: Model configuration.
-        recipe: Training recipe.
-        devices: "here", or the devices of `costs.plan`.
-
-    Raises:
-        BadInput: If the recipe counts epochs or the devices cannot be read.
-    """
+    """Prints an estimate of the cost (--dry-run), measured on this machine or for other devices."""
     if recipe.epochs:
         raise BadInput("--dry-run: expected --steps, got --epochs, which depend on the text")
     steps = recipe.steps or PAPER_STEPS
@@ -112,10 +103,9 @@ def averaged(trainer: Trainer, search: dict[str, Any], others: Iterable[Path] = 
 
 
 def score_and_publish(trainer: Trainer, translator: Translator, root: Path | None) -> Path | None:
-    """Prints a translator's scores on the test set, and publishes it with them.
+    """Prints a translator's scores on the test set, and publishes it with them. Returns the version's directory.
 
-    Returns:
-        The version's directory. Without a root, only the run's metrics.json is written.
+    Without a root, it only writes the run's metrics.json.
     """
     scores, corpus = trainer.evaluate(translator=translator), trainer.corpus
     text = TEST if corpus.test != corpus.dev else DEV
@@ -132,27 +122,14 @@ def score_and_publish(trainer: Trainer, translator: Translator, root: Path | Non
 
 
 def language_facts(translator: Translator, languages: Sequence[str] | None) -> dict[str, str]:
-    """Returns a corpus's languages, if known, for `model_info`.
-
-    A multilingual model has its own languages, which the corpus may call otherwise.
-    """
+    """Returns a corpus's languages, if known, for `model_info`."""
+    # A multilingual model has its own languages, which the corpus may call otherwise.
     known = () if translator.tokenizer.languages else languages or ()
     return dict(zip(LANGUAGES, known, strict=False))
 
 
 def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examples: list[str]) -> Path:
-    """Writes and checks the SavedModel, writes metrics.json, and prints what the SavedModel makes of the examples.
-
-    Args:
-        run: Trained run.
-        export: Export to write.
-        root: Directory of the SavedModel's versions.
-        metrics: Measured scores.
-        examples: Texts.
-
-    Returns:
-        The version's directory.
-    """
+    """Writes and checks the SavedModel, writes metrics.json, and prints what the SavedModel makes of the examples."""
     from tf_transformer.serving import savedmodel, versions
 
     print("writing the SavedModel ...", flush=True)
@@ -160,19 +137,19 @@ def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examp
     saved = versions.publish(lambda path: savedmodel.save_export(export, path, checked=True), root)
     record(run, metrics, export.metadata["parameters"])
     print(f"saved {saved}; a fresh process loads it and answers:", flush=True)
-    for source, output in zip(examples, answers(saved, examples), strict=True):
-        print(f"  {source}\n    -> {output}")
+    command = [sys.executable, "-m", f"{__package__}.translate", str(saved)]
+    process = subprocess.run(
+        command, input=b"".join(encoded(one_line(text)) + b"\n" for text in examples), capture_output=True
+    )
+    if process.returncode:
+        sys.exit(f"the SavedModel did not answer:\n{process.stderr.decode('utf-8', 'replace')}")
+    for source, line in zip(examples, lines_in(io.BytesIO(process.stdout)), strict=True):
+        print(f"  {source}\n    -> {line.decode()}")
     return saved
 
 
 def say_dtypes(path: Path, size: int, parameters: int) -> None:
-    """Prints the share of 8-bit weights in an export, and the sizes in other dtypes.
-
-    Args:
-        path: Directory of the export.
-        size: Size of its weights in bytes.
-        parameters: Number of parameters.
-    """
+    """Prints the share of 8-bit weights in an export whose weights take `size` bytes, and the sizes in other dtypes."""
     from tf_transformer.serving.savedmodel import share_in_8_bits
 
     half = 2 * parameters
@@ -190,16 +167,6 @@ def record(run: Run, metrics: dict[str, Any], parameters: Any) -> None:
     write_json(run.path / "metrics.json", metrics | metadata | {"parameters": parameters})
 
 
-def answers(saved: Path, texts: list[str]) -> list[str]:
-    """Returns a SavedModel's outputs for texts, from a fresh process."""
-    command = [sys.executable, "-m", f"{__package__}.translate", str(saved)]
-    lines = b"".join(encoded(one_line(text)) + b"\n" for text in texts)
-    process = subprocess.run(command, input=lines, capture_output=True)
-    if process.returncode:
-        sys.exit(f"the SavedModel did not answer:\n{process.stderr.decode('utf-8', 'replace')}")
-    return [line.decode() for line in lines_in(io.BytesIO(process.stdout))]
-
-
 def search_of(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the search options, checked against their ranges."""
     search = chosen(given, [name for name, option in SEARCH_OPTIONS.items() if option.translator])
@@ -210,23 +177,11 @@ def read_dev(settings: dict[str, Any], files: list[str] | None) -> Texts | None:
     """Returns the dev set: the files', or the toy corpus's, or `None` if the run's is unknown."""
     if files:
         return task_of(settings["kind"]).read(files)
-    if settings["corpus"].get("train") == "grammar":
-        return ToyCorpus().dev
-    return None
+    return ToyCorpus().dev if settings["corpus"].get("train") == "grammar" else None
 
 
 def scores_of(kind: str, dev: Texts, learned: dict[str, Any], name: str) -> dict[str, Any]:
-    """Scores a model in each dtype, and prints the scores.
-
-    Args:
-        kind: Task, "translation" or "parsing".
-        dev: Sources and references.
-        learned: Models by dtype.
-        name: Name of the dev set, for the metadata.
-
-    Returns:
-        The last dtype's score, as metadata of an export.
-    """
+    """Prints the scores of models by dtype on the dev set. Returns the last one's score, as metadata of an export."""
     metric, metadata = task_of(kind).metric, dict[str, Any]()
     for dtype, translator in learned.items():
         score = task_of(kind).scores(translator(dev[0]), dev[1])[metric]

@@ -58,11 +58,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def pair_of(model: Engine, options: Mapping[str, Any]) -> list[str]:
-    """Returns the default source and target language of calls, from the options or the model.
-
-    Raises:
-        BadInput: If neither has them.
-    """
+    """Returns the default source and target language of calls, from the options or the model."""
     pair = [str(options.get(name) or model.metadata.get(name) or "") for name in LANGUAGES]
     if not all(pair):
         known = " and ".join(filter(None, pair)) or "none"
@@ -71,15 +67,7 @@ def pair_of(model: Engine, options: Mapping[str, Any]) -> list[str]:
 
 
 def app(model: Engine, options: Mapping[str, Any] | None = None) -> "Flask":
-    """Returns a WSGI application that serves the API.
-
-    Args:
-        model: Engine. Its calls wait for each other.
-        options: Options of its calls, and default languages.
-
-    Raises:
-        BadInput: If the model is a parser, or its languages are unknown.
-    """
+    """Returns a WSGI application that serves the API. The options are those of the engine's calls."""
     if not model.translates:
         raise BadInput("serve: expected a translator, got a parser")
     from flask import Flask, Response, request

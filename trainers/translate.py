@@ -4,6 +4,7 @@
 
 import argparse
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -129,7 +130,7 @@ def write_lines(output: str, lines: Iterable[str]) -> None:
 def translate_files(args: argparse.Namespace, beams: list[str], ending: str) -> None:
     """Translates many files into shards, and keeps existing ones."""
     import tf_transformer as tt
-    from tf_transformer.extensions.beam import shards as bulk
+    from tf_transformer.extensions.beam.shards import translate_shard
     from tf_transformer.utils.folders import model_folder
 
     check_options(args.workers, args.runner, beams)
@@ -158,7 +159,7 @@ def translate_files(args: argparse.Namespace, beams: list[str], ending: str) -> 
             run_pipeline(args.runner, beams, build)
         elif missing:
             with processes(args.workers or 1, work.folder / "log", progress) as each:
-                each(bulk.ShardWorker(method), missing)
+                each(functools.partial(translate_shard, method), missing)
     lines, seconds = sum(shard.lines.count for shard in missing), time.monotonic() - began
     kept = f"; {len(shards) - len(missing):,} were there" if len(missing) < len(shards) else ""
     print(f"{len(missing):,} files, {lines:,} lines in {seconds:.0f} s, {lines / seconds:.0f} a second{kept}")

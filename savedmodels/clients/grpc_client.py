@@ -73,21 +73,15 @@ class Client:
         return {name: array(tensor) for name, tensor in answer.items()}
 
     def options(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Returns the options of `translate`, arrays of shape [1], with the model's defaults for missing ones.
-
-        Raises:
-            LookupError: If the model does not have an option.
-            TypeError: If a value has the wrong dtype.
-        """
+        """Returns the options of `translate`, arrays of shape [1], with the model's defaults for missing ones."""
         request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=self.model)
         request.metadata_field.append("signature_def")
         signatures = get_model_metadata_pb2.SignatureDefMap()
         self.stub.GetModelMetadata(request, timeout=self.timeout).metadata["signature_def"].Unpack(signatures)
         if "translate" not in signatures.signature_def:
             raise LookupError("expected a translator's model, got one without the signature translate")
-        dtypes = {
-            key: info.dtype for key, info in signatures.signature_def["translate"].inputs.items() if key != "text"
-        }
+        inputs = signatures.signature_def["translate"].inputs
+        dtypes = {key: info.dtype for key, info in inputs.items() if key != "text"}
         names = sorted(dtypes)
         if unknown := given.keys() - dtypes.keys():
             raise LookupError(f"--option: expected one of {', '.join(names)}; got {', '.join(sorted(unknown))}")
@@ -125,11 +119,7 @@ def of_one(name: str, value: Any, dtype: np.dtype) -> np.ndarray:
 
 
 def translate(client: Client, texts: list[str], options: Mapping[str, np.ndarray]) -> list[list[tuple[float, str]]]:
-    """Returns scores and translations of each text, best first, by one request.
-
-    Raises:
-        LookupError: If the model does not support a language.
-    """
+    """Returns scores and translations of each text, best first, by one request."""
     # A server with batching needs every option in each row.
     rows = {name: value.repeat(len(texts)) for name, value in options.items()}
     rows["text"] = np.array([text.encode() for text in texts], object)
@@ -141,12 +131,6 @@ def translate(client: Client, texts: list[str], options: Mapping[str, np.ndarray
         [(score, text.decode()) for score, text in zip(*row, strict=True) if score > -1e8]  # unused slots have -1e9
         for row in zip(outputs["scores"], outputs["translations"], strict=True)
     ]
-
-
-def lines() -> list[str]:
-    """Returns the lines of standard input, in UTF-8."""
-    sys.stdin.reconfigure(encoding="utf-8-sig", newline="\n")  # type: ignore[union-attr]
-    return [line.rstrip("\r\n") for line in sys.stdin]
 
 
 def parsed(value: str) -> Any:
@@ -183,7 +167,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     done, reported = 0, time.monotonic()
     try:
-        texts = args.texts or lines()
+        if not (texts := args.texts):
+            sys.stdin.reconfigure(encoding="utf-8-sig", newline="\n")  # type: ignore[union-attr]
+            texts = [line.rstrip("\r\n") for line in sys.stdin]
         with grpc.insecure_channel(args.host) as channel:
             client = Client(channel, args.name, args.version, args.timeout)
             options = client.options(dict(args.option))

@@ -1,8 +1,7 @@
 """Translate with a LiteRT folder: python litert_client.py FOLDER < text
 
-The client is tf_transformer/extensions/interop/engines/litert_client.py, a file that needs only ai-edge-litert,
-sentencepiece and NumPy.
-If you do not have the repository, copy only that file. This one runs it.
+This runs tf_transformer/extensions/interop/engines/litert_client.py, which needs only ai-edge-litert, sentencepiece
+and NumPy. Without the repository, copy only that file.
 """
 
 import runpy

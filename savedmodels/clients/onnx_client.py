@@ -1,8 +1,7 @@
 """Translate with an ONNX folder: python onnx_client.py FOLDER < text
 
-The client is tf_transformer/extensions/interop/engines/litert_client.py, which also opens these folders and needs
-only onnxruntime, sentencepiece and NumPy for them. If you do not have the repository, copy only that file. This one
-runs it.
+This runs tf_transformer/extensions/interop/engines/litert_client.py, which needs only onnxruntime, sentencepiece
+and NumPy. Without the repository, copy only that file.
 """
 
 import runpy

@@ -34,8 +34,8 @@ class Client:
         self,
         host: str = "localhost:8501",
         name: str = "demo",
-        version: int | str | None = None,
-        timeout: float = 30.0,
+        version: Any = None,
+        timeout: float = 30,
         retries: int = 5,
     ) -> None:
         self.url = host if "://" in host else f"http://{host}"
@@ -96,12 +96,6 @@ def reason(error: OSError) -> str:
     return f"HTTP {error.code}: {json.loads(body)['error'] if body.startswith('{') else body}"
 
 
-def lines() -> list[str]:
-    """Returns the lines of standard input, in UTF-8."""
-    sys.stdin.reconfigure(encoding="utf-8-sig", newline="\n")  # type: ignore[union-attr]
-    return [line.rstrip("\r\n") for line in sys.stdin]
-
-
 def parsed(value: str) -> Any:
     """Converts an option's value: a number, or a text such as a language code."""
     try:
@@ -136,7 +130,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     done, reported = 0, time.monotonic()
     try:
-        texts = args.texts or lines()
+        if not (texts := args.texts):
+            sys.stdin.reconfigure(encoding="utf-8-sig", newline="\n")  # type: ignore[union-attr]
+            texts = [line.rstrip("\r\n") for line in sys.stdin]
         client = Client(args.host, args.name, args.version, args.timeout)
         options = client.options() | dict(args.option) if args.option or args.n_best else {}
         while done < len(texts):

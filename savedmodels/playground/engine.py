@@ -43,14 +43,6 @@ class EngineExport:
     """Serves serving_default, translate and model_info of the contract (savedmodels/README.md) by any engine.
 
     Options that the engine fixes, such as the beam size of a LiteRT export, are not inputs. Calls run one at a time.
-
-    Args:
-        folder: Directory NAME/VERSION.
-
-    Attributes:
-        signatures: `SignatureDef`s by name.
-        engine: The engine.
-        alone: Lock that calls of the engine hold.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -81,11 +73,7 @@ class EngineExport:
             defaults[name].CopyFrom(tf.make_tensor_proto([self._metadata[name]]))
 
     def __call__(self, name: str, inputs: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
-        """Runs a signature.
-
-        Raises:
-            ValueError: If an input has the wrong shape or dtype.
-        """
+        """Runs a signature. Raises `ValueError` if an input has the wrong shape or dtype."""
         function = self._functions[name]
         for port, spec in function.inputs.items():
             if not spec.is_compatible_with(inputs[port]):

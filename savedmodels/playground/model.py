@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,12 +24,7 @@ AROUND = re.compile(r"^Graph execution error:.*<stack traces unavailable>\n| \[O
 
 
 class ServingError(Exception):
-    """An error response.
-
-    Args:
-        code: Name of a gRPC status, such as "INVALID_ARGUMENT".
-        message: The server's message, in its words if possible.
-    """
+    """An error response: the name of a gRPC status, and the server's message, in its words if possible."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -60,24 +55,8 @@ class SavedModel:
         return {key: value.numpy() for key, value in self.engine.loaded.signatures[name](**inputs).items()}
 
 
-class Document(NamedTuple):
-    """A text and its translation, sentence by sentence."""
-
-    sources: list[str]
-    translations: list[str]
-    between: list[str]  # in the translation: the text before each sentence, and after the last
-
-
 class ServedModel:
-    """A SavedModel, a LiteRT or an ONNX export, under a name.
-
-    Args:
-        folder: Directory NAME/VERSION, or NAME for the newest version.
-        name: Model name in requests. Defaults to the directory's NAME.
-
-    Raises:
-        BadInput: If the directory holds no translator's export.
-    """
+    """A SavedModel, a LiteRT or an ONNX export, under a name, by default that of its directory."""
 
     def __init__(self, folder: str | os.PathLike[str], name: str | None = None) -> None:
         folder = find_version(folder)
@@ -113,13 +92,7 @@ class ServedModel:
     def predict(
         self, signature_name: str, inputs: Mapping[str, tf.Tensor], output_filter: Sequence[str] = ()
     ) -> dict[str, np.ndarray]:
-        """Runs a signature.
-
-        Args:
-            signature_name: Signature name. "" means serving_default.
-            inputs: Tensors by name. Missing inputs take the signature's defaults.
-            output_filter: Names of the outputs to return. Empty means all.
-        """
+        """Runs a signature, by default serving_default. Missing inputs take defaults. No filter means all outputs."""
         name = signature_name or DEFAULT_SIGNATURE
         if name not in self.signatures:
             raise ServingError("FAILED_PRECONDITION", f'Serving signature key "{name}" not found.')
@@ -142,13 +115,8 @@ class ServedModel:
             raise ServingError("INVALID_ARGUMENT", str(error)) from error
         return {key: outputs[key] for key in output_filter or sorted(outputs)}
 
-    def document(self, text: str, options: Mapping[str, Any]) -> Document:
-        """Translates a plain text of any length, like `Engine.document`.
-
-        Raises:
-            BadInput: If an option is out of range.
-            TypeError: If an option does not exist.
-        """
+    def document(self, text: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Translates a plain text, like `Engine.document`. Returns its sentences, and what is between translations."""
         engine = self._export.engine
         language = options.get("source_language", engine.metadata.get("source_language", ""))
         marked = Marked(text).with_placeholders()
@@ -156,4 +124,8 @@ class ServedModel:
         sources = [text[start:end] for start, end in spans]
         with self._export.alone:
             translations = engine.document(sources, sentences=lambda line: [line], **options)
-        return Document(sources, translations, marked.between(spans, translations))
+        return {
+            "sources": sources,
+            "translations": translations,
+            "between": marked.between(spans, translations),
+        }

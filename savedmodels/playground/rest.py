@@ -99,12 +99,11 @@ def _answer(model: ServedModel) -> dict[str, Any]:
 
 
 def _document(model: ServedModel) -> dict[str, Any]:
-    """Translates a text of any length, sentence by sentence: {"sources", "translations", "between"}."""
     body = _parsed(request.get_data())
     if not isinstance(body, dict) or not isinstance(body.get("text"), str):
         _invalid(f"expected an object with a text and options, got {_shown(body)}")
     try:
-        return model.document(body.pop("text"), body)._asdict()
+        return model.document(body.pop("text"), body)
     except (BadInput, TypeError) as error:
         _invalid(str(error))
 
@@ -120,15 +119,8 @@ def metadata(model: ServedModel) -> dict[str, Any]:
     return {"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}}
 
 
-# Requests
-
-
 def read_request(model: ServedModel, body: bytes) -> tuple[str, dict[str, tf.Tensor], bool]:
-    """Converts JSON to tensors.
-
-    Returns:
-        The signature's name, tensors by name, and whether request and response are row by row.
-    """
+    """Converts JSON to a signature's name, tensors by name, and whether request and response are row by row."""
     content = _parsed(body)
     if not isinstance(content, dict) or len(content.keys() & {"instances", "inputs"}) != 1:
         _invalid(f"expected an object with either instances or inputs, got {_shown(content)}")
@@ -199,9 +191,6 @@ def _value(label: str, value: Any, dtype: tf.DType) -> Any:
     except (ValueError, OverflowError):
         pass
     _invalid(f"{label}: expected {dtype.name}, got {_shown(value)}")
-
-
-# Answers
 
 
 def rows(outputs: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -188,39 +188,21 @@ class _ShardHandler(Handler):
             yield ShardResult(shard.path, len(rows), truncated, empty, time.monotonic() - began)
 
 
-class ShardWorker:
-    """A function that translates a shard. Processes load the model once, however often they unpickle the function.
-
-    Args:
-        method: How texts are translated.
-    """
-
-    def __init__(self, method: TranslationSettings) -> None:
-        self._handler = _ShardHandler(method, 1)
-        self._model: Model | None = None
-
-    def __call__(self, shard: Shard) -> ShardResult:
-        self._model = self._model or self._handler.load_model()
-        (result,) = self._handler.run_inference([shard], self._model)
-        return result
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self._handler.method,)
+_loaded = dict[str, Model]()
 
 
-_workers = dict[str, ShardWorker]()
-
-
-def _unpickled(method: TranslationSettings) -> ShardWorker:
-    return _workers.setdefault(repr(method), ShardWorker(method))
+def translate_shard(method: TranslationSettings, shard: Shard) -> ShardResult:
+    """Translates a shard. A process keeps the model of its last call."""
+    handler, key = _ShardHandler(method, 1), repr(method)
+    if key not in _loaded:
+        _loaded.clear()
+        _loaded[key] = handler.load_model()
+    (result,) = handler.run_inference([shard], _loaded[key])
+    return result
 
 
 def write_shard(path: str, rows: Sequence[TranslationResult], n_best: bool) -> None:
-    """Writes translations, one per line, to a file that is complete or absent. With `n_best`, JSON has all of them.
-
-    Raises:
-        OSError: If it cannot be written. The error names the file.
-    """
+    """Writes translations, one per line, to a file that is complete or absent. With `n_best`, JSON has all of them."""
     ending = Path(path.removesuffix(".gz")).suffix
     text = "".join(f"{row.written(ending, n_best)}\n" for row in rows).encode()
     try:

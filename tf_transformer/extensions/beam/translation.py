@@ -74,8 +74,7 @@ class Translate(beam.PTransform[Any, Any]):
     batch_milliseconds.
 
     Args:
-        path: Directory of a translator's SavedModel, a LiteRT or an ONNX export, or of its versions, of which the
-            newest is used.
+        path: Directory of a SavedModel, a LiteRT or an ONNX export, or of its versions, of which the newest is used.
         text: Name of the field that contains the text.
         method: The other fields of `TranslationSettings`.
 
@@ -93,11 +92,7 @@ class Translate(beam.PTransform[Any, Any]):
 
 
 class Model:
-    """A loaded model, which updates Beam's metrics.
-
-    Raises:
-        BadInput: If the directory has no export, or one that does not support the method.
-    """
+    """A loaded model, which updates Beam's metrics."""
 
     def __init__(self, method: TranslationSettings) -> None:
         self._method = method
@@ -115,16 +110,10 @@ class Model:
         if self._method.document:
             outputs = self._engine.document(texts, self._method.document, **self._method.options)
             counters["sentences"].inc(len(texts))
-            return [
-                TranslationResult(text, (Hypothesis(one, 0.0),), None, False)
-                for text, one in zip(texts, outputs, strict=True)
-            ]
-        replies: dict[int, TranslationResult] = {}
-
-        def cost(rows: int, longest: int) -> int:
-            return rows * max(longest, LEAST_BYTES)
-
-        for rows in batches([len(encoded(text)) for text in texts], self._method.batch_bytes, cost):
+            pairs = zip(texts, outputs, strict=True)
+            return [TranslationResult(text, (Hypothesis(output, 0.0),), None, False) for text, output in pairs]
+        replies, sizes = dict[int, TranslationResult](), [len(encoded(text)) for text in texts]
+        for rows in batches(sizes, self._method.batch_bytes, lambda rows, longest: rows * max(longest, LEAST_BYTES)):
             began = time.monotonic()
             batch = self._engine.replies([texts[i] for i in rows], self._n, **self._method.options)
             replies.update(zip(rows, batch, strict=True))

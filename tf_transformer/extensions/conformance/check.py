@@ -39,9 +39,7 @@ TEXT_OPS = (
     *("SentenceFragments", "MaxSpanningTree", "Phrase"),
 )
 PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
-REST_DTYPES = {
-    *("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint32", "uint64", "bool", "string"),
-}
+REST_DTYPES = ["float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint32", "uint64", "bool", "string"]
 PROBE_SECONDS = 1800
 
 
@@ -165,11 +163,8 @@ def _variables(path: Path, graph: Any) -> Iterator[Finding]:
         yield Finding("FAIL", "there is no variables.index, which the server would not notice until the first request")
         return
     anonymous = {name for name in names if re.fullmatch(r"Variable(_\d+)?", name)}
-    yield finding(
-        "variables have names (Keras's, tracked directly, lose them, and the server does not restore what is read)",
-        anonymous if len(anonymous) > 1 else (),
-        "WARN",
-    )
+    reason = "Keras's, tracked directly, lose them, and the server does not restore what is read"
+    yield finding(f"variables have names ({reason})", anonymous if len(anonymous) > 1 else (), "WARN")
     names_by_content, size = collections.defaultdict(list), 0
     with plainly_named(path) as plain:
         reader = tf.train.load_checkpoint(str(plain / "variables" / "variables"))

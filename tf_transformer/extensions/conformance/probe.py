@@ -57,13 +57,7 @@ def finding(message: str, wrong: Collection[Any], level: str = "FAIL") -> Findin
 
 
 def server(path: str, tolerance: str) -> Iterator[Finding]:
-    """Calls a SavedModel through `loader`, as a server does.
-
-    Args:
-        path: Directory of the SavedModel.
-        tolerance: Tolerance of numbers that batches of different sizes give. From `HALF_TOLERANCE` on, some rows may
-            differ.
-    """
+    """Calls a SavedModel through `loader`, as a server does. `tolerance` is of the numbers of other batch sizes."""
     from loader import Servable, SessionError, warmup_requests  # the file beside this one
 
     servable = Servable(path)

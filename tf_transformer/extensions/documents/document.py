@@ -19,11 +19,7 @@ MANY = 16  # characters per token: longer sentences are cut before they are toke
 def translated(
     engine: Engine, documents: Sequence[str], format: str, sentences: Splitter | None, options: Mapping[str, Any]
 ) -> list[str]:
-    """Translates documents. The arguments are those of `Engine.document`.
-
-    Raises:
-        BadInput: If the format is unknown, or the sentences are not the text.
-    """
+    """Translates documents. The arguments are those of `Engine.document`."""
     if format not in FORMATS:
         raise BadInput(f"format: expected one of {', '.join(FORMATS)}, got {shown(format)}")
     if not callable(sentences or str):

@@ -5,7 +5,7 @@ import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from tf_transformer.inference.alignment import Span
@@ -140,20 +140,13 @@ class Marked:
                 if first < end:
                     spans.append((first, end))
             start += len(line)
-        return list(self._unbroken(spans))
-
-    def _unbroken(self, spans: Sequence[Span]) -> Iterator[Span]:
-        """Joins spans between which a mark's characters would be cut."""
-        joined: Span | None = None
+        joined = list[Span]()
         for start, end in spans:
-            if joined and self._kept_around(joined[1]) > joined[1]:
-                joined = joined[0], end
+            if joined and self._kept_around(joined[-1][1]) > joined[-1][1]:  # A mark's characters would be cut.
+                joined[-1] = joined[-1][0], end
             else:
-                if joined:
-                    yield joined
-                joined = start, end
-        if joined:
-            yield joined
+                joined.append((start, end))
+        return joined
 
     def _kept_around(self, place: int) -> int:
         """Returns the end of the mark's characters around a position, or the position."""

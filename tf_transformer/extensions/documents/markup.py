@@ -11,13 +11,9 @@ from typing import NamedTuple
 from tf_transformer.extensions.documents.marked import Mark, Marked
 
 # Elements within a sentence. All others end it.
-INLINE = set(
-    re.findall(
-        r"\w+",
-        "a abbr acronym b bdi bdo big cite code data del dfn em font i img input ins kbd label mark math meter output q"
-        " rp rt ruby s samp small span strike strong sub sup svg time tt u var wbr",
-    )
-)
+_INLINE = """a abbr acronym b bdi bdo big cite code data del dfn em font i img input ins kbd label mark math meter
+output q rp rt ruby s samp small span strike strong sub sup svg time tt u var wbr"""
+INLINE = set(_INLINE.split())
 DEEPEST = 99  # elements in each other, within a sentence
 SILENT = {"code", "kbd", "math", "samp", "script", "style", "svg", "template", "textarea", "var"}  # copied unchanged
 
@@ -69,8 +65,7 @@ class _Scanner(HTMLParser):
     def handle_entityref(self, name: str) -> None:
         self._begin("text")
 
-    def handle_charref(self, name: str) -> None:
-        self._begin("text")
+    handle_charref = handle_entityref
 
     def handle_comment(self, data: str) -> None:
         self._begin("empty", "wbr")
@@ -81,8 +76,7 @@ class _Scanner(HTMLParser):
     def handle_pi(self, data: str) -> None:
         self._begin("empty")
 
-    def unknown_decl(self, data: str) -> None:
-        self._begin("empty", "wbr")
+    unknown_decl = handle_comment
 
 
 def _pieces(document: str, is_xml: bool) -> list[Piece]:

@@ -70,13 +70,9 @@ class Grammar:
             room = gather(max_length, row)[:, None] - position - 1  # after the next token
             # After an opening bracket there must be room for the other words and symbols, all closing brackets and EOS.
             needed = 2 * total - words - leaves + depth + 2
-            never = ops.zeros_like(word_is_next)
-            may = {
-                OTHER: never,
-                WORD: never,  # except one, below
+            may = dict.fromkeys(range(6), ops.zeros_like(word_is_next)) | {  # below: one word, one closing bracket
                 LEAF: needs_symbol,
                 OPEN: needs_symbol & (opened < MOST_OPEN) & (needed <= room),
-                CLOSE: never,  # except one, below
                 END: (leaves == total) & (depth == 0),
             }
             may_follow = gather(ops.stack([may[kind] for kind in sorted(may)], axis=2), all_kinds, axis=2)

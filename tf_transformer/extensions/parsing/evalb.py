@@ -127,8 +127,8 @@ def total(gold: "Iterable[Tree]", test: "Iterable[Tree]") -> Score:
     """
     gold, test = list(gold), list(test)
     if not 0 < len(test) == len(gold):
-        count = f"got {len(test):,} trees and {len(gold):,} gold trees"
-        raise BadInput(f"expected as many trees as gold trees, and at least one; {count}")
+        expected = "expected as many trees as gold trees, and at least one"
+        raise BadInput(f"{expected}; got {len(test):,} trees and {len(gold):,} gold trees")
     return sum(map(score, gold, test), Score())
 
 

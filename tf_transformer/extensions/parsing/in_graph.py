@@ -60,12 +60,7 @@ def trees(ids: Tensor, source: ParserInput, grammar: Grammar, written: list[str]
 
 
 class ParserExport(Root):
-    """A parser's SavedModel.
-
-    Args:
-        parser: A `Parser`, whose search options the export fixes.
-        metadata: Additional answers of `model_info`, such as step and f1.
-    """
+    """A parser's SavedModel, which fixes the search options. `metadata` are additional answers of `model_info`."""
 
     def __init__(self, parser: Any, **metadata: Any) -> None:
         def parse(text: Tensor) -> Any:

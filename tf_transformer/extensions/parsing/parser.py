@@ -16,7 +16,6 @@ from keras import ops
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.compiling import input_signature, width_of, with_rows
-from tf_transformer.decoding.decoder import TextDecoder
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.decoding.search import OPTIONS, Fixed, beam_search
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
@@ -28,8 +27,7 @@ from tf_transformer.extensions.parsing.treebank import NO_TAG, ROOT, escaped, li
 from tf_transformer.inference.engine import Engine, Hypothesis, Request, TranslationResult, in_batches
 from tf_transformer.inference.translator import Translator
 from tf_transformer.models.transformer import Attention
-from tf_transformer.tokenizers.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID, Tokenizer
-from tf_transformer.training.callbacks import Answers
+from tf_transformer.tokenizers.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
 from tf_transformer.training.tasks import Task
 from tf_transformer.utils.files import encoded
 from tf_transformer.utils.folders import find_saved_model
@@ -185,17 +183,13 @@ class Parser(SetOnce, Engine):
         if len(tree.leaves()) != read.count[0]:
             raise BadInput(f"expected a tree over {int(read.count[0])} words, got one over {len(tree.leaves())}")
         symbols = linearised(tree, tags != {NO_TAG})
-        unknown = set(symbols) - set(self.tokenizer.control_tokens)
-        if unknown:
+        if unknown := set(symbols) - set(self.tokenizer.control_tokens):
             raise BadInput(f"expected a tree of symbols that the parser knows, got {', '.join(sorted(unknown))}")
         _, (ids,) = encoder_of(self.tokenizer)([encoded(source)], [" ".join(symbols).encode()])
         return self.translator.attention_of(read.ids, self.translator.ended("tree", ids))
 
     def read(self, texts: Sequence[str | bytes]) -> ParserInput:
-        """Reads texts into NumPy arrays, of which `firsts` and `ids` may be wider than needed.
-
-        Words beyond max_source_length subwords are omitted.
-        """
+        """Reads texts into NumPy arrays, without words beyond max_source_length subwords."""
         words = [split_words(encoded(text)) for text in texts]
         heads = [row[: self.most_pieces] for row in words]  # a word has at least one subword
         pieces = iter(self.tokenizer.encode([with_brackets(word) for head in heads for word in head]))
@@ -244,13 +238,7 @@ class Parser(SetOnce, Engine):
 
     @checked
     def tree(self, ids: Sequence[int], words: Sequence[str], count: Natural) -> str:
-        """Converts a well-formed line of symbols to a tree.
-
-        Args:
-            ids: Ids of the symbols and of the words' first subwords.
-            words: The text's words.
-            count: Number of words in the line. The others are put under the root.
-        """
+        """Converts ids of a well-formed line over the first `count` words to a tree. Others are put under the root."""
         if not count:
             return ""
         spelled = [escaped(word) for word in words]
@@ -270,19 +258,12 @@ class Parser(SetOnce, Engine):
         return in_graph.ParserExport(self if model is self.translator.model else self.replace(model=model), **metadata)
 
 
-def _scores(outputs: list[str], references: list[str]) -> dict[str, Any]:
-    return {"F1": evalb.total(map(read_tree, references), map(read_tree, outputs))}
-
-
-def _decoder(model: TextDecoder, tokenizer: Tokenizer) -> Answers:
-    return Parser(Translator(model, tokenizer, beam_size=1, length_penalty=0.0, extra_length=EXTRA_LENGTH))
-
-
+GREEDY: dict[str, Any] = {"beam_size": 1, "length_penalty": 0.0, "extra_length": EXTRA_LENGTH}
 PARSING = Task(
     "F1",
     read_texts,
-    _scores,
-    _decoder,
+    lambda outputs, references: {"F1": evalb.total(map(read_tree, references), map(read_tree, outputs))},
+    lambda model, tokenizer: Parser(Translator(model, tokenizer, **GREEDY)),
     Parser,
     lambda tokenizer: bool(tokenizer.control_tokens),
     RUN_OPTIONS,

@@ -69,8 +69,8 @@ def _read(path: Path) -> "Iterator[Tree]":
         message = f"expected a bracketed tree, got something else: {_one_line(error)}"
         raise BadInput(f"{path}, line {first:,}: {message}") from error
     if lines:
-        message = f"expected a bracketed tree, got one without its last {depth:,} brackets"
-        raise BadInput(f"{path}, line {first:,}: {message}")
+        reason = f"expected a bracketed tree, got one without its last {depth:,} brackets"
+        raise BadInput(f"{path}, line {first:,}: {reason}")
 
 
 def _one_line(error: Exception) -> str:
@@ -78,23 +78,16 @@ def _one_line(error: Exception) -> str:
 
 
 def wsj_files(folder: str | os.PathLike[str], sections: Iterable[int]) -> list[Path]:
-    """Returns the .mrg files of some sections of the Penn Treebank's Wall Street Journal.
-
-    Args:
-        folder: Directory of wsj_0201.mrg and so on, with or without a subdirectory for each section.
-        sections: Section numbers from 0 to 24, such as `range(2, 22)` for training.
+    """Returns the files wsj_0201.mrg and so on of some sections of the Wall Street Journal, also in subdirectories.
 
     Raises:
         FileNotFoundError: If a section has no files.
     """
     names = {f"{section:02}" for section in sections}
     files = sorted(path for path in user_path(folder).rglob("wsj_*.mrg") if path.name[4:6] in names)
-    missing = names - {path.name[4:6] for path in files}
-    if missing:
-        raise FileNotFoundError(
-            f"{folder}: expected wsj_NNNN.mrg of the sections {min(names)} to {max(names)}, "
-            f"found none of {', '.join(sorted(missing))}"
-        )
+    if missing := names - {path.name[4:6] for path in files}:
+        expected = f"expected wsj_NNNN.mrg of the sections {min(names)} to {max(names)}"
+        raise FileNotFoundError(f"{folder}: {expected}, found none of {', '.join(sorted(missing))}")
     return files
 
 
@@ -130,11 +123,7 @@ def _tree_of(text: str) -> "Tree":
 
 
 def as_line(tree: "Tree") -> str:
-    """Writes a tree as one line of text. Inverse of `read_tree`.
-
-    Raises:
-        BadInput: If a word is empty or contains white space.
-    """
+    """Writes a tree as one line of text. Inverse of `read_tree`."""
     parts = []
     # Loops, here and below: a comprehension takes another frame of Python's stack at each level of a deep tree.
     for part in tree:
@@ -193,11 +182,7 @@ def with_brackets(word: str) -> str:
 
 
 def escaped(word: str) -> str:
-    """Returns a word as a tree has it.
-
-    Raises:
-        BadInput: If it is empty or contains white space.
-    """
+    """Returns a word as a tree has it. Raises `BadInput` if it is empty or contains white space."""
     if not re.fullmatch(r"\S+", word):
         raise BadInput(f"expected words of a tree without white space, got {shown(word)}")
     for pattern, replacement in ESCAPES:
