@@ -13,13 +13,7 @@ PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 
 
 class Page:
-    """A page at an address.
-
-    Args:
-        address: its URL.
-        folder: an empty one, for the browser's own files.
-        width, height: of the window, in pixels.
-    """
+    """A page at an address, in a browser with its own files in an empty folder."""
 
     def __init__(self, address, folder, width=390, height=844):
         asks, self._write = os.pipe()

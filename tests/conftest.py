@@ -176,9 +176,8 @@ def lite(translator, made_once):
     """The translator's LiteRT export."""
     pytest.importorskip("ai_edge_litert")
     metadata = {"source_language": "en", "languages": "en, de", "license": "apache-2.0", "max_length": 97}
-    return (
-        made_once("litert", lambda folder: translator.save(folder / "name/1", format="litert", **metadata)) / "name/1"
-    )
+    save = lambda folder: translator.save(folder / "name/1", format="litert", **metadata)  # noqa: E731
+    return made_once("litert", save) / "name/1"
 
 
 @pytest.fixture(scope="session")
@@ -275,9 +274,8 @@ def value_and_gradients(function, variables):
 
         with tf.GradientTape() as tape:
             value = function()
-        return value, [
-            tf.convert_to_tensor(gradient) for gradient in tape.gradient(value, [v.value for v in variables])
-        ]
+        gradients = tape.gradient(value, [variable.value for variable in variables])
+        return value, [tf.convert_to_tensor(gradient) for gradient in gradients]
     if BACKEND == "jax":
         import jax
 

@@ -137,8 +137,8 @@ def saved_model_load(path, texts):
         return outputs
     options = defaults_of(loaded)
     found = {name: loaded.signatures[name](text=text, **options) for name in ("translate", "translate_details")}
-    assert first_of(found["translate"]["translations"]) == outputs
-    assert first_of(loaded.translate(text)["translations"]) == outputs
+    assert one_string({"": found["translate"]["translations"][:, 0]}) == outputs
+    assert one_string({"": loaded.translate(text)["translations"][:, 0]}) == outputs
     tokens = found["translate_details"]["tokens"][:, 0]
     assert one_string(loaded.signatures["detokenize"](tokens=tokens)) == outputs
     languages = {name: value for name, value in options.items() if name.endswith("_language")}
@@ -147,16 +147,12 @@ def saved_model_load(path, texts):
     if "complete" in loaded.signatures:
         begin = ["Das", "", "Die", ""]
         found["complete"] = loaded.signatures["complete"](text=text, prefix=tf.constant(begin), **options)
-        completed = first_of(found["complete"]["translations"])
+        completed = one_string({"": found["complete"]["translations"][:, 0]})
         assert [output[:3] for output in completed] == begin
-        assert first_of(loaded.complete(text, tf.constant([""]))["translations"]) == outputs
+        assert one_string({"": loaded.complete(text, tf.constant([""]))["translations"][:, 0]}) == outputs
     lengths = loaded.signatures["tokenize"](text=text)["length"]
     assert (lengths.numpy() == found["translate"]["source_length"].numpy()).all()
     return outputs
-
-
-def first_of(translations):
-    return [text.decode() for text in translations[:, 0].numpy()]
 
 
 def defaults_of(loaded):
@@ -209,9 +205,8 @@ def beam(path, texts):
 def program(name, argv):
     """Runs a program in this process as its command does. Returns its standard output."""
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
-    main = importlib.import_module(
-        f"trainers.{name}" if name != "check" else "tf_transformer.extensions.conformance.check"
-    ).main
+    package = "trainers" if name != "check" else "tf_transformer.extensions.conformance"
+    main = importlib.import_module(f"{package}.{name}").main
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             run_program(lambda: main([str(each) for each in argv]))
@@ -265,9 +260,8 @@ def serve(path, texts):
         with pytest.raises(tt.BadInput, match="serve: expected a translator, got a parser"):
             app(model)
         return None
-    pair = {
-        name: model.metadata.get(name, code) for name, code in (("source_language", "en"), ("target_language", "de"))
-    }
+    pair = {"source_language": "en", "target_language": "de"}
+    pair = {name: model.metadata.get(name, code) for name, code in pair.items()}
     output = app(model, pair).test_client().post("/translate", json={"q": texts})
     return [text if text.strip() else "" for text in output.get_json()["translatedText"]]
 
@@ -376,17 +370,11 @@ def transformers(path, texts):
 
 
 class Door(NamedTuple):
-    """A way from an export to outputs.
+    """A way from an export to outputs."""
 
-    Attributes:
-        outputs: Function of the directory and texts.
-        takes: Names of formats.
-        ours: Whether our code raises for other formats, or else another library.
-    """
-
-    outputs: Callable[[Path, list[str]], list[str] | None]
-    takes: tuple[str, ...]
-    ours: bool = True
+    outputs: Callable[[Path, list[str]], list[str] | None]  # of the directory and texts
+    takes: tuple[str, ...]  # names of formats
+    ours: bool = True  # whether our code raises for other formats, or else another library
 
 
 OPENED = ("savedmodel", "litert", "onnx")

@@ -95,9 +95,8 @@ ACTIVATIONS = {  # of one number; the paper has the first
 
 def feed_forward(x, weights, activation="relu"):
     """Equation (2): FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, at each position alike. x [T, d] -> [T, d]."""
-    hidden = np.vectorize(ACTIVATIONS[activation], otypes=[float])(
-        x @ weights["hidden/kernel"] + weights["hidden/bias"]
-    )
+    function = np.vectorize(ACTIVATIONS[activation], otypes=[float])
+    hidden = function(x @ weights["hidden/kernel"] + weights["hidden/bias"])
     return hidden @ weights["output/kernel"] + weights["output/bias"]
 
 
@@ -158,9 +157,8 @@ def sublayers(x, weights, functions, activation, norm_first):
         x, scores = residual(x, function, part(weights, f"{name}_norm"), norm_first)
         found.append(scores)
     of_hidden = part(weights, "feed_forward")
-    x, _ = residual(
-        x, lambda x: (feed_forward(x, of_hidden, activation), None), part(weights, "feed_forward_norm"), norm_first
-    )
+    function = lambda x: (feed_forward(x, of_hidden, activation), None)  # noqa: E731
+    x, _ = residual(x, function, part(weights, "feed_forward_norm"), norm_first)
     return x, *found
 
 

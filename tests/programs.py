@@ -63,7 +63,6 @@ def checkpoint(run, step):
 
 def same_weights(*runs):
     """Their last checkpoints."""
-    for one, other in zip(
-        *(tt.Translator.from_pretrained(run, average_last=1).model.get_weights() for run in runs), strict=True
-    ):
+    models = [tt.Translator.from_pretrained(run, average_last=1).model for run in runs]
+    for one, other in zip(*(model.get_weights() for model in models), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -62,10 +62,8 @@ class Case:
 
     def symbols(self):
         """Returns a `keras.Input` for each input, of unknown batch and length."""
-        return [
-            keras.Input((None, *shape[2:]), dtype="int32" if self.of_ids else "float32")
-            for shape in self.input_shapes()
-        ]
+        dtype = "int32" if self.of_ids else "float32"
+        return [keras.Input((None, *shape[2:]), dtype=dtype) for shape in self.input_shapes()]
 
     def built(self, **kwargs):
         """Returns the layer, built by a call, with weights that no initializer makes."""

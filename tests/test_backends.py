@@ -20,25 +20,9 @@ from test_lazy import MISSING
 import tf_transformer as tt
 from tf_transformer.inference.loading import trained
 
-FILES = [
-    "test_masks.py",
-    "test_attention.py",
-    "test_embedding.py",
-    "test_dropout.py",
-    "test_sublayers.py",
-    "test_encoder.py",
-    "test_decoder.py",
-    "test_model.py",
-    "test_ensemble.py",
-    "test_optimizer.py",
-    "test_training.py",
-    "test_conformance.py",
-    "test_conformance_files.py",
-    "test_conformance_training.py",
-    "test_search.py",
-    "test_search_rules.py",
-    "test_sampling.py",
-]
+NAMES = ["masks", "attention", "embedding", "dropout", "sublayers", "encoder", "decoder", "model", "ensemble"]
+NAMES += ["optimizer", "training", "conformance", "conformance_files", "conformance_training", "search"]
+NAMES += ["search_rules", "sampling"]
 ONE_CPU = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
@@ -66,7 +50,7 @@ def run(backend, *command):
 
 
 def test_suite(backend):
-    paths = [path for file in FILES for path in Path(__file__).parent.rglob(file)]
+    paths = [path for name in NAMES for path in Path(__file__).parent.rglob(f"test_{name}.py")]
     run(backend, "-m", "pytest", "-p", "no:cacheprovider", *paths)
 
 

@@ -285,10 +285,8 @@ def test_workers_of_which_one_dies_stop_and_go_on_together(tmp_path):
     def launch(steps):
         command = [sys.executable, "-m", "trainers.translation", *argv, "--steps", str(steps)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return [
-            subprocess.Popen(command, cwd=HERE.parent, env=os.environ | {"TF_CONFIG": config}, **pipes)
-            for config in cluster()
-        ]
+        environments = [os.environ | {"TF_CONFIG": config} for config in cluster()]
+        return [subprocess.Popen(command, cwd=HERE.parent, env=each, **pipes) for each in environments]
 
     chief, other = workers = launch(3000)
     try:

@@ -241,9 +241,7 @@ def test_a_teacher_that_trained_on_cannot_translate_as_before(runs, tmp_path):
         file = tmp_path / name / "backward.txt"
         text = file.read_text()
         file.unlink()
-        with pytest.raises(
-            tt.BadInput, match=f"{name}: expected .*made at step 5, found .* gone on to step 8"
-        ):
+        with pytest.raises(tt.BadInput, match=f"{name}: expected .*made at step 5, found .* gone on to step 8"):
             runs("--ensemble", of=("one",))
         file.write_text(text)
 

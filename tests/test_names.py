@@ -15,12 +15,8 @@ PACKAGE = Path(tt.__file__).parent
 
 
 def test_importing_loads_neither_keras_nor_tensorflow():
-    light = [
-        "tf_transformer",
-        "tf_transformer.config",
-        "tf_transformer.training.recipe",
-        "tf_transformer.decoding.search_options",
-    ]
+    light = ["tf_transformer", *(f"tf_transformer.{name}" for name in ("config", "training.recipe"))]
+    light.append("tf_transformer.decoding.search_options")
     heavy = ["keras", "tensorflow", "tensorflow_text", "numpy", "sentencepiece", "apache_beam"]
     heavy += ["tensorflow_datasets", "sacrebleu", "nltk"]
     program = f"import sys, {', '.join(light)}; print([name for name in {heavy} if name in sys.modules])"
@@ -44,12 +40,8 @@ def test_what_loads_tensorflow_is_quiet(tmp_path):
     (tmp_path / "none/saved_model.pb").touch()
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     for name, program in QUIET.items():
-        command = [
-            sys.executable,
-            "-c",
-            f"import sys, tf_transformer as tt; folder = sys.argv[1]; {program}",
-            str(tmp_path),
-        ]
+        program = f"import sys, tf_transformer as tt; folder = sys.argv[1]; {program}"
+        command = [sys.executable, "-c", program, str(tmp_path)]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True)
         assert (name, done.returncode, done.stderr) == (name, name == "checked", b"")
 
@@ -77,17 +69,8 @@ def test_every_module_can_be_imported_and_every_name_stays_what_it_is():
         _ = tt.nothing
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        pytest.param(
-            "import keras; import tf_transformer; assert not CLASSES - set(sys.modules)", marks=pytest.mark.program
-        ),
-        pytest.param("import tf_transformer as tt; tt.layers; import keras", marks=pytest.mark.slow),
-        pytest.param("import tf_transformer as tt; import keras; tt.data", marks=pytest.mark.slow),
-    ],
-)
-def test_keras_loads_a_model(first, tmp_path):
+@pytest.mark.program
+def test_keras_loads_a_model(tmp_path):
     """It makes registered classes alone."""
     classes = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -99,6 +82,7 @@ def test_keras_loads_a_model(first, tmp_path):
     model.build()
     model.compile(optimizer=tt.Adam(tt.WarmupSchedule(8)), loss=tt.SmoothedCrossEntropy())
     model.save(tmp_path / "model.keras")
-    load = "print(type(keras.models.load_model(sys.argv[1]).loss).__name__)"
-    found = run_python(f"import sys; CLASSES = {classes}; {first}; {load}", tmp_path / "model.keras")
+    program = f"import sys, keras, tf_transformer; assert not {classes} - set(sys.modules)"
+    program += "; print(type(keras.models.load_model(sys.argv[1]).loss).__name__)"
+    found = run_python(program, tmp_path / "model.keras")
     assert found.strip() == "SmoothedCrossEntropy"

@@ -51,9 +51,8 @@ def several():
 
 
 def post(address, body, kind="application/json"):
-    asked = request.Request(
-        address, body if isinstance(body, bytes) else json.dumps(body).encode(), {"Content-Type": kind}
-    )
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    asked = request.Request(address, data, {"Content-Type": kind})
     try:
         with request.urlopen(asked) as answer:
             return answer.status, json.load(answer)

@@ -204,23 +204,6 @@ def test_files(tmp_path, saved, plain, loaded, strange, capsys):
     assert capsys.readouterr().out.startswith("0 files, 0 lines in 0 s, 0 a second; 7 were there")
 
 
-@pytest.mark.slow
-def test_a_litert_export(tmp_path, lite, strange):
-    """Its workers load no TensorFlow, and give what its client gives."""
-    source = write(tmp_path, "a", [*LINES, *strange])
-    argv = [str(lite.parent), "--input", source, "--output", str(tmp_path / "part")]
-    translate.main([*argv, "--json", "--n-best", "2", "--length-penalty", "1"])
-    client = tt.load(lite)
-    with pytest.warns(UserWarning, match="more tokens"):
-        best = client.n_best([*LINES, *strange], 2, length_penalty=1.0)
-    found = [json.loads(line) for line in read(tmp_path / "part")]
-    assert [row["n_best"] for row in found] == [
-        [{"text": one.text.replace("\n", " "), "score": one.score} for one in row] for row in best
-    ]
-    replies = client.replies([*LINES, *strange])
-    assert [(row["truncated"], row["empty"]) for row in found] == [(one.truncated, one.empty) for one in replies]
-
-
 @pytest.mark.program
 def test_json_and_gzip(tmp_path, saved, plain):
     argv = [str(saved), "--input", write(tmp_path, "a", LINES), "--output", str(tmp_path / "part"), "--lines", "7"]

@@ -1,18 +1,14 @@
 """Records made by a Beam pipeline are those of the plain loop, to the byte."""
 
 import functools
-import os
 import pickle
 import resource
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from test_beam import workers_of
 from test_records import contents, rows, write_text
 
 import tf_transformer as tt
@@ -103,27 +99,6 @@ def same_records(folder, expected):
         for each in (folder, expected)
     )
     assert files == others
-
-
-@pytest.mark.slow
-def test_a_killed_worker_costs_nothing(large, tmp_path):
-    argv, expected = large
-    argv = command(*argv, "--to", tmp_path / "records", "--workers", 2)
-    program = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while len(list((tmp_path / "records").glob("shard-*"))) < 2:
-        assert program.poll() is None
-        time.sleep(0.02)
-    os.kill(workers_of(program.pid)[0], signal.SIGKILL)
-    _, errors = program.communicate(timeout=30)
-    assert program.returncode == 3
-    assert errors == "error: a worker process was killed by signal 9; start again to resume\n"
-    done = {file: file.stat().st_mtime_ns for file in (tmp_path / "records").glob("shard-*/*")}
-    assert 2 * 6 <= len(done) < 18 * 6
-    printed = subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert "89,997 pairs, " in printed
-    assert "left out: 0 duplicates" in printed
-    assert {file: file.stat().st_mtime_ns for file in done} == done
-    same_records(tmp_path / "records", expected)
 
 
 @pytest.mark.slow

@@ -167,9 +167,16 @@ def test_placeholders_and_addresses_come_out_once_each(words, loses, seed):
     engine = Words(str.upper, seed, loses=PLACEHOLDERS if loses else ())
     found = engine.document(text).split()
     assert sorted(word for word in found if word in PLACEHOLDERS) == sorted(w for w in words if w in PLACEHOLDERS)
-    assert sorted(w for w in found if w not in PLACEHOLDERS) == sorted(
-        w.upper() for w in words if w not in PLACEHOLDERS
-    )
+    others = [word.upper() for word in words if word not in PLACEHOLDERS]
+    assert sorted(word for word in found if word not in PLACEHOLDERS) == sorted(others)
+
+
+def test_a_text_without_tokens_stays():
+    class Nothing(Words):
+        def _made(self, text):
+            return [], [], []
+
+    assert Nothing().document("\u200b \u200d") == "\u200b \u200d"
 
 
 def test_a_placeholder_that_comes_twice_comes_once():
@@ -179,14 +186,6 @@ def test_a_placeholder_that_comes_twice_comes_once():
                 yield reply._replace(hypotheses=(Hypothesis(f"{reply.text} {reply.text}", 0.0),))
 
     assert Twice().document("go {x}") == "go go {x}"
-
-
-def test_a_text_without_tokens_stays():
-    class Nothing(Words):
-        def _made(self, text):
-            return [], [], []
-
-    assert Nothing().document("\u200b \u200d") == "\u200b \u200d"
 
 
 def test_a_percent_sign_is_no_placeholder():
@@ -283,9 +282,8 @@ def test_what_is_not_for_translation_stays():
     for tag in ('<span translate="no">', "<b class='x notranslate'>", "<p translate=no>"):
         kept = f"{tag}a <i>b</i></{tag[1:].split()[0]}>"
         assert engine.document(f"<div>go {kept} on</div>", "html") == f"<div>GO {kept} ON</div>"
-    assert engine.document("<pre>a\nb</pre><title>c</title><!DOCTYPE html>", "html") == (
-        "<pre>A\nB</pre><title>C</title><!DOCTYPE html>"
-    )
+    page = "<pre>a\nb</pre><title>c</title><!DOCTYPE html>"
+    assert engine.document(page, "html") == "<pre>A\nB</pre><title>C</title><!DOCTYPE html>"
     assert engine.document("<p>Go on.&nbsp; Stop.</p>", "html") == "<p>GO ON.&nbsp; STOP.</p>"
     assert engine.document("a&nbsp;b &copy; &unknown; &amp;amp; 1 &lt; 2 AT&T", "html") == (
         "A B © &unknown; &amp;AMP; 1 &lt; 2 AT&amp;T"
@@ -295,9 +293,8 @@ def test_what_is_not_for_translation_stays():
 def test_xml_has_sentences_where_text_and_elements_are_mixed():
     engine = Words(str.upper)
     document = '<?xml version="1.0"?>\n<u id="1"><s>Go <g id="2">on</g> now. Yes</s><n/><P>a</P></u>\n'
-    assert engine.document(document, "xml") == document.replace("Go", "GO").replace("on<", "ON<").replace(
-        "now. Yes", "NOW. YES"
-    ).replace(">a<", ">A<")
+    expected = document.replace("Go", "GO").replace("on<", "ON<").replace("now. Yes", "NOW. YES").replace(">a<", ">A<")
+    assert engine.document(document, "xml") == expected
     assert sorted(engine.seen) == ["Yes", "a"] and engine.document("<a>&x; b</a>", "xml") == "<a>&x; B</a>"
 
 
@@ -358,15 +355,12 @@ def test_white_space_in_tokens_stays_there(tmp_path):
     import tf_transformer as tt
 
     pairs = tt.toy_corpus.corpus(train=300)["train"]
-    texts = [
-        text.replace(" ", space, 2) for pair, space in zip(pairs, "\u3000\xa0" * 150, strict=True) for text in pair
-    ]
+    spaces = zip(pairs, "\u3000\xa0" * 150, strict=True)
+    texts = [text.replace(" ", space, 2) for pair, space in spaces for text in pair]
     tokenizer = tt.Tokenizer.train_from_iterator(texts, 331, normalization="identity")
     model = random_model(331, 0, 0.0, {})
-    embeddings, beta = (
-        array(model.embedding.embeddings).copy(),
-        array(model.decoder_layers[-1].feed_forward_norm.norm.beta),
-    )
+    embeddings, norm = array(model.embedding.embeddings).copy(), model.decoder_layers[-1].feed_forward_norm.norm
+    beta = array(norm.beta)
     embeddings[[*map(tokenizer.processor.piece_to_id, "\u3000\xa0")]] += 4 * beta / (beta @ beta)  # likelier in outputs
     model.embedding.embeddings.assign(embeddings)
     ours = tt.Translator(model, tokenizer, beam_size=2, extra_length=7)
