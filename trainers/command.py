@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import io
 import os
 import re
@@ -33,15 +34,11 @@ def options(
     program: str, description: str | None, epilog: str | None = None, package: str | None = __package__
 ) -> argparse.ArgumentParser:
     """Returns a parser whose help fits a screen, and whose usage has the command that called the program."""
-
-    def formatter(prog: str) -> argparse.HelpFormatter:
-        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=31, width=110)
-
+    formatter = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=31, width=110)
     called = sys.argv[0].endswith(f" {program}")  # by __main__.py
     prog, text = sys.argv[0] if called else f"python -m {package}.{program}", (description or "").strip()
-    return argparse.ArgumentParser(
-        prog, f"{prog} [options]", text, epilog, formatter_class=formatter, allow_abbrev=False
-    )
+    usage = f"{prog} [options]"
+    return argparse.ArgumentParser(prog, usage, text, epilog, formatter_class=formatter, allow_abbrev=False)
 
 
 def as_path(text: str) -> Path:

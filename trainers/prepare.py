@@ -39,9 +39,9 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
         parser.error("expected one of --train SOURCE TARGET, --tfds NAME and --parquet GLOB")
     if args.start and args.tokenizer_file:
         parser.error("--from: cannot be combined with --tokenizer, since the model has its own")
-    for option, value in (("--from", args.start), ("--tokenizer", args.tokenizer_file)):
-        if value and (args.vocab_size or args.tokenizer):
-            parser.error(f"{option}: cannot be combined with --vocab-size or --vocab-kind")
+    option = "--from" if args.start else "--tokenizer"
+    if (args.start or args.tokenizer_file) and (args.vocab_size or args.tokenizer):
+        parser.error(f"{option}: cannot be combined with --vocab-size or --vocab-kind")
     if args.skip_bad_lines and not args.train:
         parser.error("--skip-bad-lines: expected --train as well")
     if args.columns and not args.parquet:

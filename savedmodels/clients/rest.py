@@ -71,9 +71,7 @@ class Client:
                 time.sleep(random.uniform(0.5, 1) * 0.1 * 2**attempt)
 
 
-def translated(
-    client: Client, texts: list[str], options: dict[str, Any], first: int, n_best: int | None
-) -> Iterator[str]:
+def translated(client: Client, texts: list[str], options: dict[str, Any], first: int, n_best: Any) -> Iterator[str]:
     """Yields lines for texts: translations, or with options indices from `first`, scores and translations."""
     if not options:
         yield from (answer["translation"].replace("\n", " ") for answer in client.predict(texts))
@@ -86,14 +84,6 @@ def translated(
         pairs = zip(answer["scores"], answer["translations"], strict=True)
         for score, translation in [pair for pair in pairs if pair[0] > -1e8][:n_best]:  # unused slots have -1e9
             yield "\t".join([str(i), f"{score:.4f}", translation.replace("\n", " ")])
-
-
-def reason(error: OSError) -> str:
-    """Returns the message of a failed request."""
-    if not isinstance(error, urllib.error.HTTPError):
-        return f"no answer: {getattr(error, 'reason', error)}"
-    body = error.read().decode(errors="replace")
-    return f"HTTP {error.code}: {json.loads(body)['error'] if body.startswith('{') else body}"
 
 
 def parsed(value: str) -> Any:
@@ -143,7 +133,11 @@ def main(argv: Sequence[str] | None = None) -> None:
                 reported = time.monotonic()
                 print(f"{done:,} of {len(texts):,} texts", file=sys.stderr, flush=True)
     except (urllib.error.URLError, TimeoutError) as error:
-        sys.exit(f"error: {reason(error)}; {done:,} of {len(texts):,} texts were translated")
+        reason = f"no answer: {getattr(error, 'reason', error)}"
+        if isinstance(error, urllib.error.HTTPError):
+            body = error.read().decode(errors="replace")
+            reason = f"HTTP {error.code}: {json.loads(body)['error'] if body.startswith('{') else body}"
+        sys.exit(f"error: {reason}; {done:,} of {len(texts):,} texts were translated")
     except (LookupError, UnicodeError) as error:  # a parser, or bytes that are not UTF-8
         sys.exit(f"error: {error}")
 

@@ -17,16 +17,12 @@ from trainers.command import load_tensorflow, model_name, run_program
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m savedmodels.playground",
-        description=__doc__.strip(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    prog, formatter = "python -m savedmodels.playground", argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog, description=__doc__.strip(), formatter_class=formatter)
     parser.add_argument("folder", help="NAME/VERSION of a model, or NAME for its newest version")
     parser.add_argument("--name", type=model_name, help="the model's name in requests (the folder's NAME)")
-    parser.add_argument(
-        "--port", type=int, default=8501, help="port of the page and the REST API; 0 means any free port (8501)"
-    )
+    port = "port of the page and the REST API; 0 means any free port (8501)"
+    parser.add_argument("--port", type=int, default=8501, help=port)
     parser.add_argument("--verbose", action="store_true", help="log each request")
     args = parser.parse_args(argv)
     if not 0 <= args.port < 65536:

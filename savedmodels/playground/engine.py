@@ -26,17 +26,12 @@ class Function(NamedTuple):
 
     def signature(self) -> Any:
         """Returns the `SignatureDef` that a SavedModel would have."""
-
-        def ports(specs: dict[str, tf.TensorSpec]) -> dict[str, Any]:
-            return {
-                name: meta_graph_pb2.TensorInfo(
-                    name=f"{name}:0", dtype=spec.dtype.as_datatype_enum, tensor_shape=spec.shape.as_proto()
-                )
-                for name, spec in specs.items()
-            }
-
-        method = "tensorflow/serving/predict"
-        return meta_graph_pb2.SignatureDef(inputs=ports(self.inputs), outputs=ports(self.outputs), method_name=method)
+        made = meta_graph_pb2.SignatureDef(method_name="tensorflow/serving/predict")
+        for ports, specs in ((made.inputs, self.inputs), (made.outputs, self.outputs)):
+            for name, spec in specs.items():
+                ports[name].name, ports[name].dtype = f"{name}:0", spec.dtype.as_datatype_enum
+                ports[name].tensor_shape.CopyFrom(spec.shape.as_proto())
+        return made
 
 
 class EngineExport:
@@ -53,9 +48,8 @@ class EngineExport:
         if languages:
             self._metadata["languages"] = ", ".join(self.engine.languages)
         self._beams = self.engine.options["beam_size"]
-        options = {
-            name: NUMBER if SEARCH_OPTIONS[name].dtype == "float32" else COUNT for name in self.engine.call_options
-        }
+        kinds = {"float32": NUMBER, "int32": COUNT}
+        options = {name: kinds[SEARCH_OPTIONS[name].dtype] for name in self.engine.call_options}
         best = {"translations": TEXT, "scores": NUMBER, "log_probs": NUMBER, "finished": FLAG, "lengths": COUNT}
         best = {name: tf.TensorSpec([None, self._beams], spec.dtype) for name, spec in best.items()}
         one = {"translation": TEXT, "score": NUMBER, "truncated": FLAG}

@@ -124,8 +124,5 @@ class ServedModel:
         sources = [text[start:end] for start, end in spans]
         with self._export.alone:
             translations = engine.document(sources, sentences=lambda line: [line], **options)
-        return {
-            "sources": sources,
-            "translations": translations,
-            "between": marked.between(spans, translations),
-        }
+        between = marked.between(spans, translations)
+        return {"sources": sources, "translations": translations, "between": between}

@@ -162,11 +162,7 @@ class ShardResult:
 
 
 class TranslateShards(beam.PTransform[Any, Any]):
-    """Translates `Shard`s, one at a time per process, to `ShardResult`s.
-
-    Args:
-        method: How texts are translated.
-    """
+    """Translates `Shard`s by a method, one at a time per process, to `ShardResult`s."""
 
     def __init__(self, method: TranslationSettings) -> None:
         super().__init__()

@@ -3,9 +3,8 @@
     python -m tf_transformer.extensions.conformance.check savedmodels/demo/1
 
 reads the graph, opens it in a Python process, calls it in another process through the server's loader, prints the
-findings, and exits with 1 if something fails. It takes any SavedModel. Run as a file, python
-tf_transformer/extensions/conformance/check.py DIR, it does not import this package, for example under another version
-of TensorFlow. A LiteRT or an ONNX export is called in a process without TensorFlow.
+findings, and exits with 1 if something fails. It takes any SavedModel. Run as a file it does not import this package,
+for example under another version of TensorFlow. A LiteRT or an ONNX export is called in a process without TensorFlow.
 """
 
 import argparse
@@ -211,8 +210,7 @@ def _ports(name: str, signature: Any) -> Iterator[Finding]:
             if port.endswith("_bytes"):
                 warns.append(f"{kind} {port} would be base64 over REST")
     for port, proto in signature.defaults.items():
-        shape = [dim.size for dim in proto.tensor_shape.dim]
-        if shape != [1]:
+        if (shape := [dim.size for dim in proto.tensor_shape.dim]) != [1]:
             fails.append(f"default of {port} has the shape {shape}, expected [1]: the server feeds it")
     message = f"{name}: inputs, outputs and defaults can cross REST and be merged"
     yield finding(message, fails)

@@ -60,13 +60,7 @@ class Signature(NamedTuple):
 class Servable:
     """A SavedModel in a session. Any number of threads may use it at once.
 
-    Args:
-        path: Directory of saved_model.pb.
-        text_ops: Op libraries of tensorflow-text to load, once per process.
-
-    Raises:
-        FileNotFoundError: If there is no SavedModel, or TensorFlow's libraries are not installed.
-        SessionError: If the SavedModel does not load.
+    `text_ops` are op libraries of tensorflow-text to load, once per process.
     """
 
     def __init__(self, path: str | Path, text_ops: Any = TEXT_OPS) -> None:
@@ -95,20 +89,10 @@ class Servable:
     def predict(
         self, inputs: dict[str, Any], signature: str = "serving_default", outputs: Any = None
     ) -> dict[str, np.ndarray]:
-        """Answers a request.
+        """Returns the outputs of a signature, all or some, by name: arrays, whose strings are `bytes`.
 
-        Args:
-            inputs: Arrays or lists by name. Lists take the signature's dtype, arrays keep theirs. Strings may be `str`
-                or `bytes`. Inputs with a default may be omitted.
-            signature: Signature name.
-            outputs: Names of the outputs to compute. Defaults to all.
-
-        Returns:
-            Arrays by name. Strings are `bytes`.
-
-        Raises:
-            KeyError: If a signature or name is unknown, or an input is missing. The server checks these itself.
-            SessionError: If the session fails.
+        Inputs are arrays, which keep their dtype, or lists, which take the signature's. Those with a default may be
+        omitted. Raises `KeyError` where the server checks names itself, and `SessionError` if the session fails.
         """
         if signature not in self.signatures:
             raise KeyError(f"signature: expected one of {', '.join(self.signatures)}; got {signature!r}")

@@ -103,11 +103,8 @@ class Calls:
     """Requests to one signature of a `loader.Servable`."""
 
     def __init__(self, servable: Any, name: str, tolerance: float, sizes: list[int]) -> None:
-        self.servable = servable
-        self.name = name
+        self.servable, self.name, self.tolerance, self.sizes = servable, name, tolerance, sizes
         self.outputs, self.defaults = servable.signatures[name].outputs, servable.signatures[name].defaults
-        self.tolerance = tolerance
-        self.sizes = sizes
         self.texts = [key for key in servable.signatures[name].inputs if key not in self.defaults]
 
     def call(self, rows: Any, **options: Any) -> Any:
@@ -187,29 +184,28 @@ class Calls:
         for shape, inputs in tries.items():
             try:
                 self.servable.predict(inputs, self.name)
+                message = f"{self.name}: an input {shape} is accepted; the graph should begin with tf.ensure_shape"
+                yield Finding("WARN", message)
             except SessionError as error:
                 level = "ok" if error.code == INVALID_ARGUMENT else "WARN"
                 yield Finding(level, f"{self.name}: an input {shape} is refused: {_line(error)}")
-            else:
-                message = f"{self.name}: an input {shape} is accepted; the graph should begin with tf.ensure_shape"
-                yield Finding("WARN", message)
 
-    def threads(self, count: int = 6, requests: int = 4) -> Finding:
+    def threads(self) -> Finding:
         expected = [self.call([row]) for row in SHORT]
         different: list[str] = []
 
         def work(first: int) -> Any:
-            for i in range(first, first + requests):
+            for i in range(first, first + 4):
                 answer, other = self.call([SHORT[i % len(SHORT)]]), expected[i % len(SHORT)]
                 if not all(_agree(answer[key], other[key], self.tolerance) for key in other):
                     different.append(f"thread {first}'s row {i % len(SHORT)}")
 
-        workers = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(6)]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-        return finding(f"{self.name}: {count} threads get the answers that one gets", different)
+        return finding(f"{self.name}: 6 threads get the answers that one gets", different)
 
 
 def python(path: str | Path) -> Iterator[Finding]:

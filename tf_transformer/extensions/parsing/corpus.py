@@ -28,17 +28,7 @@ SEPARATORS = ("Zs", "Zl", "Zp", "Cc")  # white space and control characters, whe
 
 @dataclass(frozen=True)
 class TreebankSource(Source):
-    """Bracketed trees. Sources are their words, targets their symbols.
-
-    Attributes:
-        files: Files of trees, read when the source is made.
-        tags: Learn each word's tag; otherwise XX for every word.
-        extra: Files of trees that another parser made.
-        ratio: Number of extra trees per gold tree.
-
-    Raises:
-        BadInput: If a file is missing or contains something else than trees.
-    """
+    """Bracketed trees, with the options of a `TreebankCorpus`. Sources are their words, targets their symbols."""
 
     files: Files
     tags: bool = True
