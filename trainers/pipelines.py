@@ -27,8 +27,7 @@ STOPPED = 128 + signal.SIGTERM  # exit status of a process that this program sto
 def add_pipeline_options(add: Callable[..., Any]) -> None:
     """Adds the options of workers and runners. `add` is the parser's add_argument."""
     add("--workers", type=positive, metavar="N", help="processes on this machine (1)")
-    runner = "runner of Apache Beam, such as FlinkRunner; its options follow -- (none)"
-    add("--runner", metavar="NAME", help=runner)
+    add("--runner", metavar="NAME", help="runner of Apache Beam, such as FlinkRunner; its options follow -- (none)")
 
 
 def split_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -40,9 +39,8 @@ def split_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def check_options(workers: int | None, runner: str | None, beams: Sequence[str]) -> None:
     """Raises `BadInput` if the options of workers and runners exclude each other."""
-    if workers is not None and (workers < 1 or runner):
-        expected = "none with --runner, which has an option of its own" if runner else "a positive number"
-        raise BadInput(f"--workers: expected {expected}, got {workers}")
+    if workers and runner:
+        raise BadInput(f"--workers: expected none with --runner, which has an option of its own, got {workers}")
     if beams and not runner:
         raise BadInput("--: expected --runner before Beam's options")
 

@@ -110,11 +110,10 @@ def _document(model: ServedModel) -> dict[str, Any]:
 
 def metadata(model: ServedModel) -> dict[str, Any]:
     """Returns the response of GetModelMetadata. Like the server, it omits the defaults of inputs."""
-    signatures = {}
-    for name, signature in model.signatures.items():
-        options = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
-        signatures[name] = MessageToDict(signature, **options)
-        signatures[name].pop("defaults", None)
+    options = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
+    signatures = {name: MessageToDict(signature, **options) for name, signature in model.signatures.items()}
+    for signature in signatures.values():
+        signature.pop("defaults", None)
     spec = {"name": model.name, "signature_name": "", "version": str(model.version)}
     return {"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}}
 

@@ -78,10 +78,9 @@ class BulkJob:
             BadInput: If there are no inputs, an input is damaged, or the prefix is in use or has output of other
                 inputs, another model or other settings.
         """
-        paths = []
+        paths = list[str]()
         for pattern in self.inputs:
-            files = matching(pattern)
-            if not files:
+            if not (files := matching(pattern)):
                 raise BadInput(f"expected text files, found none at {pattern}")
             paths += files
         if folders := [path for path in paths if os.path.isdir(path)]:
@@ -92,10 +91,8 @@ class BulkJob:
             self._check_settings(paths)
             plain = [unpacked(path, self.folder / "inputs") for path in paths]
             ranges = line_ranges([path.absolute() for path in plain], self.lines)
-            prefix = Path(self.prefix).absolute()
-            yield [
-                Shard(lines, f"{prefix}-{i:05d}-of-{len(ranges):05d}{self.ending}") for i, lines in enumerate(ranges)
-            ]
+            prefix, end = Path(self.prefix).absolute(), f"-of-{len(ranges):05d}{self.ending}"
+            yield [Shard(lines, f"{prefix}-{i:05d}{end}") for i, lines in enumerate(ranges)]
             shutil.rmtree(self.folder / "inputs", ignore_errors=True)
 
     def _check_settings(self, paths: Sequence[str]) -> None:

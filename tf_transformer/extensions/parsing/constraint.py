@@ -44,12 +44,9 @@ class Grammar:
         self.kinds, self.closing = np.array(kinds, np.int32), np.array(closing, np.int32)
 
     def allowed(self, firsts: Tensor, count: Tensor, max_length: Tensor) -> Callable[..., Any]:
-        """Returns a function for `search.beam_search(allowed=...)`.
+        """Returns a function for `search.beam_search(allowed=...)`, given each word's first subword, int32 [B, N].
 
-        Args:
-            firsts: int32 [B, N], the first subword of each word.
-            count: int32 [B], number of words.
-            max_length: int32 [B], more than twice the number of words if there are words.
+        `count` is the number of words, int32 [B], and `max_length`, int32 [B], more than twice as much if not 0.
         """
         all_kinds, closing_of = ops.convert_to_tensor(self.kinds), ops.convert_to_tensor(self.closing)
         firsts = ops.pad(firsts, ((0, 0), (0, 1)))

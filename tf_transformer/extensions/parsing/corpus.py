@@ -74,12 +74,7 @@ class TreebankSource(Source):
 
 @checked
 def TreebankCorpus(
-    train: Files,
-    dev: Files,
-    test: Files | None = None,
-    tags: bool = True,
-    extra: Files = (),
-    ratio: Ratio = 1.0,
+    train: Files, dev: Files, test: Files | None = None, tags: bool = True, extra: Files = (), ratio: Ratio = 1.0
 ) -> Corpus:
     """A corpus of bracketed trees, read when it is made.
 
