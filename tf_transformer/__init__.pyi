@@ -26,6 +26,7 @@ from tf_transformer.extensions.adapters.lora import save_adapter as save_adapter
 from tf_transformer.extensions.parsing.corpus import TreebankCorpus as TreebankCorpus
 from tf_transformer.extensions.parsing.parser import Parser as Parser
 from tf_transformer.extensions.text_models.language_model import LanguageModel as LanguageModel
+from tf_transformer.extensions.text_models.recurrent import recurrent_decoder as recurrent_decoder
 from tf_transformer.extensions.text_models.text_generator import TextGenerator as TextGenerator
 from tf_transformer.extensions.text_models.text_model import TextModel as TextModel
 from tf_transformer.inference.loading import load as load

@@ -214,12 +214,6 @@ def test_a_model_that_never_ends_gives_unfinished_outputs(K, alpha):
         agree(result, b, expected)
 
 
-def test_a_model_that_ends_at_once_has_one_output():
-    models = np.full((2, 4, 5, 5), -np.inf, "float32")
-    models[..., END] = 0
-    agree(search(models, 4, beam_size=3, n_best=3), 1, [(0.0, 0.0, [END], True)])
-
-
 @on_tensorflow
 def test_the_search_stops_when_nothing_better_can_come():
     """Three certain tokens of at most a hundred take three steps."""

@@ -190,13 +190,6 @@ def test_tensorflow_s_strings_are_texts(engines):
         assert engine(tf.constant(TEXTS[0])) == expected[0]
 
 
-def test_an_engine_says_what_it_is(engines):
-    assert repr(engines["translator"]).startswith("Translator(2 + 2 layers, d_model=24, vocab_size=350, beam_size=3, ")
-    assert repr(engines["savedmodel"]).startswith("SavedModel(beam_size=3, length_penalty=0.6")
-    assert repr(engines["litert"]).startswith("LiteRT(") and "length_penalty=0.6" in repr(engines["litert"])
-    assert repr(engines["translator"].tokenizer) == "Tokenizer(vocab_size=350)"
-
-
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [

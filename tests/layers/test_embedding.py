@@ -32,19 +32,6 @@ def test_sinusoids_far_out(d_model, every, mode):
     close(found, [oracle.position_encoding(position, d_model) for position in positions])
 
 
-def test_a_shift_of_position_is_a_rotation():
-    """3.5: "for any fixed offset k, PE(pos+k) can be represented as a linear function of PE(pos)"."""
-    shift, positions = 17, np.arange(29)
-    here = array(sinusoids(positions, 6))
-    there = np.zeros_like(here)
-    for i in range(3):
-        angle = shift / 10_000 ** (2 * i / 6)
-        sine, cosine = here[:, 2 * i], here[:, 2 * i + 1]
-        there[:, 2 * i] = sine * np.cos(angle) + cosine * np.sin(angle)
-        there[:, 2 * i + 1] = cosine * np.cos(angle) - sine * np.sin(angle)
-    close(sinusoids(positions + shift, 6), there)
-
-
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_embedding_is_scaled_and_the_position_is_added(positions):
     layer = built(positions)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tf_transformer.decoding.beams import Hypotheses as Hypotheses
-    from tf_transformer.decoding.recurrent import recurrent_decoder as recurrent_decoder
     from tf_transformer.decoding.sampling import sample as sample
     from tf_transformer.decoding.sampling import uniforms_of as uniforms_of
     from tf_transformer.decoding.search import Decoder as Decoder
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from tf_transformer.decoding.search import SearchProblem as SearchProblem
     from tf_transformer.decoding.search import beam_search as beam_search
 
-_HOMES = {"Hypotheses": "beams", "recurrent_decoder": "recurrent", "sample": "sampling", "uniforms_of": "sampling"}
+_HOMES = {"Hypotheses": "beams", "sample": "sampling", "uniforms_of": "sampling"}
 _HOMES |= dict.fromkeys(("Decoder", "Fixed", "SearchProblem", "beam_search"), "search")
 
 

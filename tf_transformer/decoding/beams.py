@@ -73,11 +73,6 @@ class BeamState(NamedTuple):
     running: Any  # bool [B], whether the sentence's search continues
     cache: Any
 
-    @property
-    def alive_ids(self) -> Any:
-        """int32 [B, K, L]."""
-        return ops.split(self.tokens.ids, 2, axis=1)[1]
-
 
 def penalty(length: Tensor, exponent: Tensor) -> Any:
     """Returns ((5 + n) / 6)^exponent, where n includes EOS (Wu et al. 2016, equation 14)."""
@@ -141,7 +136,9 @@ def _candidates(
     # the logits of all beams, would take longer than the rest of the step.
     per_beam = least(2 * K, size(logits, -1))
     possible = logits if may_follow is None else ops.where(may_follow, logits, IMPOSSIBLE)
-    possible = restricted(possible, Prefixes(state.alive_ids, state.position, end_id), state.rows.options)
+    possible = restricted(
+        possible, Prefixes(ops.split(state.tokens.ids, 2, axis=1)[1], state.position, end_id), state.rows.options
+    )
     top_logits, top_tokens = top_k(possible, per_beam)  # [B, K, P]
     token_log_probs = top_logits - log_sum_exp(logits, top_tokens[:, :, :1], possible is logits)
     log_probs = ops.expand_dims(state.alive_log_probs, 2) + token_log_probs

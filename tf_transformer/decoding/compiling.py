@@ -14,8 +14,6 @@ from keras import ops, tree
 
 from tf_transformer.decoding.primitives import BACKEND
 
-FEWEST = 16  # tokens of the shortest shape
-
 
 def rounded(size: int, step: int, most: int | None = None) -> int:
     """Returns a power of `step`, or `most` if that is less, on JAX. On other backends returns the size itself."""
@@ -28,9 +26,8 @@ def rounded(size: int, step: int, most: int | None = None) -> int:
 
 
 def width_of(rows: Sequence[Sequence[int]], most: int) -> int:
-    """Returns the number of ids that a batch gets for rows of at most `most`."""
-    longest = max([1, *map(len, rows)])
-    return rounded(max(longest, FEWEST), 2, most) if BACKEND == "jax" else longest
+    """Returns the number of ids that a batch gets for rows of at most `most`, on JAX at least 16."""
+    return rounded(max([16 if BACKEND == "jax" else 1, *map(len, rows)]), 2, most)
 
 
 def with_rows(texts: Sequence[str | bytes], batch_size: int) -> list[str | bytes]:
@@ -58,8 +55,6 @@ def compiled(function: Callable[..., Any], variables: Sequence[keras.Variable], 
 
         return without_gradients
     import jax
-
-    variables = list(variables)
 
     def stateless(values: list[Any], *arguments: Any) -> Any:
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):

@@ -45,9 +45,8 @@ def searched(
         return state, tf.nest.map_structure(put, results, results_of(state))
 
     loop = [state, results_of(state)]
-    any_running = lambda state, _: tf.reduce_any(state.running)  # noqa: E731
-    _, results = tf.while_loop(any_running, advance_far, loop, [_invariants(part) for part in loop])
-    return results
+    shapes = [_invariants(part) for part in loop]
+    return tf.while_loop(lambda state, _: tf.reduce_any(state.running), advance_far, loop, shapes)[1]
 
 
 def _invariants(structure: Any) -> Any:

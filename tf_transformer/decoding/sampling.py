@@ -42,8 +42,6 @@ def sample(
 ) -> Hypotheses:
     """Samples an output for each sentence, token by token, from softmax(logits / temperature) of the k likeliest ones.
 
-    A row's output depends on its uniforms, not on the other rows of the batch.
-
     Args:
         problem: Decoder, start tokens and maximum lengths.
         uniforms: Uniforms [B, L] from `uniforms_of`, where L is at least the longest output.
@@ -67,16 +65,8 @@ def sample(
     uniforms = ops.convert_to_tensor(uniforms, "float32")
     index = ops.arange(L, dtype="int32")
 
-    def step(
-        position: Tensor,
-        newest: Tensor,
-        ids: Tensor,
-        log_probs: Tensor,
-        lengths: Tensor,
-        running: Tensor,
-        finished: Tensor,
-        cache: Any,
-    ) -> Any:
+    def step(*state: Any) -> Any:
+        position, newest, ids, log_probs, lengths, running, finished, cache = state
         seen = ops.broadcast_to(index <= position, (B, 1, L))
         logits, cache, *_ = decoder.step(newest[:, None], position, position, seen, cache)
         logits = ops.cast(logits, "float32")  # [B, 1, V]

@@ -6,6 +6,7 @@ This module holds the interface of the search, and its loop of fixed shapes. `de
 Axes: B sentences, K beams, L the longest output, C cache slots, V vocabulary.
 """
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -117,7 +118,15 @@ def _search(
     """Runs the search in the loop that the decoder's shapes allow."""
     exact_n = n_best if exact_n is None else exact_n
     B, fixed = size(problem.start_ids, 0), problem.decoder.fixed
-    by_row = _broadcast(options, B)
+    if unknown := options.keys() - set(OPTIONS):
+        raise TypeError(f"options of a search: expected {', '.join(OPTIONS)}; got {', '.join(unknown)}")
+    by_row = dict[str, Any]()
+    for name in OPTIONS:
+        option = SEARCH_OPTIONS[name]
+        value = options.get(name, option.default)
+        # A rule whose option is a number that masks nothing is dropped from the graph.
+        if not (name in RULES and isinstance(value, int) and value <= option.lowest):
+            by_row[name] = ops.broadcast_to(ops.maximum(ops.cast(value, option.dtype), option.lowest), (B,))
     max_length = ops.cast(problem.max_length, "int32")
     if "min_length" in by_row:
         by_row["min_length"] = ops.minimum(by_row["min_length"], max_length)
@@ -141,14 +150,12 @@ def _search(
             own = ops.arange(size(state.ancestry, 2), dtype="int32") == (slot + beam)[:, None]  # [K, C]
             ancestry = state.ancestry | own
         logits, cache, *attended = problem.decoder.step(state.newest, position, slot, ancestry, state.cache)
-        may_follow = allowed and allowed(state.alive_ids, position, state.rows.number)
+        may_follow = allowed and allowed(ops.split(state.tokens.ids, 2, axis=1)[1], position, state.rows.number)
         state = state._replace(slot=slot + K, ancestry=ancestry, cache=cache)
         attention = attended[0] if detailed else None
         return (extend(state, ops.cast(logits, "float32"), may_follow, attention, problem.end_id, exact_n),)
 
-    def results(state: BeamState) -> tuple[Hypotheses, Symbols]:
-        return results_of(state, n_best, problem.end_id)
-
+    results = functools.partial(results_of, n_best=n_best, end_id=problem.end_id)
     dtypes = ("int32", "float32", "int32") if detailed else ("int32",)
     zeros = ops.zeros((B, K), "float32")
     state = BeamState(
@@ -173,19 +180,3 @@ def _search(
     in_time = lambda state: ops.any(state.running) & (state.position < L)  # noqa: E731
     (state,) = ops.while_loop(in_time, advance, (state,))
     return results(state)
-
-
-def _broadcast(options: dict[str, Any], B: Tensor) -> dict[str, Any]:
-    """Returns the options of a search, each [B]. Values below an option's lowest become the lowest."""
-    if unknown := options.keys() - set(OPTIONS):
-        raise TypeError(f"options of a search: expected {', '.join(OPTIONS)}; got {', '.join(unknown)}")
-    values = {name: options.get(name, SEARCH_OPTIONS[name].default) for name in OPTIONS}
-    # A rule whose option is a number that masks nothing is dropped from the graph.
-    idle = [name for name in RULES if isinstance(values[name], int) and values[name] <= SEARCH_OPTIONS[name].lowest]
-    return {
-        name: ops.broadcast_to(
-            ops.maximum(ops.cast(value, SEARCH_OPTIONS[name].dtype), SEARCH_OPTIONS[name].lowest), (B,)
-        )
-        for name, value in values.items()
-        if name not in idle
-    }

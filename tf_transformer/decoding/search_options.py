@@ -14,7 +14,6 @@ Length = Annotated[int, between(1, LONGEST)]
 
 
 def _option(default: float, lowest: float, highest: float = math.inf, **more: bool) -> Any:
-    """Returns a field of `SearchOptions`: default, request range, and flags of `SearchOption`."""
     return field(default=default, metadata={"lowest": lowest, "highest": highest, **more})
 
 
@@ -100,15 +99,7 @@ SEARCH_OPTIONS = {
 
 
 def of_request(values: Mapping[str, Any], highest: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Converts options to Python numbers in the ranges of a request.
-
-    Args:
-        values: Options by name.
-        highest: Highest values by name, which replace a request's. `math.inf` means no limit.
-
-    Raises:
-        BadInput: If an option is out of range.
-    """
+    """Converts options to Python numbers in the ranges of a request, or up to the `highest` values by name."""
     converted = dict[str, Any]()
     for name, value in values.items():
         option = SEARCH_OPTIONS[name]
@@ -120,12 +111,7 @@ def of_request(values: Mapping[str, Any], highest: Mapping[str, float] | None = 
 
 
 def translator_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a translator's options as Python numbers, with defaults for missing ones.
-
-    Raises:
-        TypeError: If an option is unknown.
-        BadInput: If a value is out of range.
-    """
+    """Returns a translator's options as Python numbers, with defaults for missing ones."""
     names = [name for name, option in SEARCH_OPTIONS.items() if option.translator]
     if unknown := [name for name in options if name not in names]:
         raise TypeError(f"options of a Translator: expected {', '.join(names)}; got {', '.join(unknown)}")

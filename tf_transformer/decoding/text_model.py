@@ -24,7 +24,7 @@ from tf_transformer.tokenizers.strings import beginnings
 from tf_transformer.tokenizers.tokenizer import EOS_ID, Tokenizer
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor
-from tf_transformer.utils.values import MOST, Count, Natural, checked
+from tf_transformer.utils.values import MOST, checked
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -45,17 +45,7 @@ class SetOnce:
 
 
 class TextModel(SetOnce):
-    """Immutable model with its tokenizer and search options, whose functions can be traced.
-
-    Args:
-        model: Built `Transformer` or `Ensemble`. Its weights are read at every call, so it may continue training.
-        tokenizer: Tokenizer that the model was trained with.
-        export_options: Default arguments of `export`, such as the origin and license of a pretrained model.
-        options: Search options, listed in `decoding.search_options` with their defaults. Each is also an attribute.
-
-    Raises:
-        BadInput: If an option is out of range, or the sizes of tokenizer and vocabulary differ.
-    """
+    """Immutable model with its tokenizer and search options, whose functions can be traced. See `Translator`."""
 
     def __init__(
         self,
@@ -77,10 +67,9 @@ class TextModel(SetOnce):
             values["max_source_length"] = min(values["max_source_length"], config.max_length - 1)
         self.model = model
         self.tokenizer = tokenizer
-        in_tokenizer = LANGUAGES if tokenizer.languages else ()
-        self.export_options = {
-            name: value for name, value in (export_options or {}).items() if name not in in_tokenizer
-        }
+        self.export_options = dict(export_options or {})
+        for name in LANGUAGES if tokenizer.languages else ():
+            self.export_options.pop(name, None)
         self._options = values
         self._functions: dict[str, tuple[list[int], Callable[..., Any]]] = {}  # with the variables that they read
 
@@ -92,7 +81,6 @@ class TextModel(SetOnce):
 
     @property
     def options(self) -> dict[str, Any]:
-        """A copy of the search options, by name."""
         return dict(self._options)
 
     def _arguments(self) -> dict[str, Any]:
@@ -100,7 +88,7 @@ class TextModel(SetOnce):
         return {**self.options, **{name: getattr(self, name) for name in ("model", "tokenizer", "export_options")}}
 
     def replace(self, **changes: Any) -> Self:
-        """Returns a copy with some arguments changed."""
+        """Returns a copy with some arguments changed: `translator.replace(beam_size=1)`."""
         return type(self)(**(self._arguments() | changes))
 
     def traced(self, name: str, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -116,12 +104,11 @@ class TextModel(SetOnce):
         return TextModel(self.model, self.tokenizer.with_languages(*languages), **self.options) if languages else self
 
     def source(self, text: Tensor) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
-        """Tokenizes texts [B] for the encoder.
+        """Tokenizes texts [B] for the encoder, and returns three tensors.
 
-        Returns:
-            ids: int32 [B, S], the language's id if the model has several, at most max_source_length tokens, and EOS.
-            length: int32 [B], tokens before truncation. Of a huge text only those of its `beginnings` are counted.
-            truncated: bool [B], whether the text was cut, or dropped since a language is unknown.
+        ids, int32 [B, S]: the language's if the model has several, at most max_source_length tokens, and EOS.
+        length, int32 [B]: tokens before truncation. Of a huge text only those of its `beginnings` are counted.
+        truncated, bool [B]: whether the text was cut, or dropped since a language is unknown.
         """
         text, cut = beginnings(text, self.max_source_length)
         ids, length, truncated = self.with_end(self.tokenizer.tokenize(text), self.tokenizer.num_language_tokens)
@@ -137,8 +124,7 @@ class TextModel(SetOnce):
         """Tokenizes texts [B] as outputs are: ragged ids [B, None], without the language's."""
         return self.tokenizer.tokenize_target(text)[:, self.tokenizer.num_language_tokens :]
 
-    @checked
-    def with_end(self, tokens: Tensor, codes: Natural = 0) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
+    def with_end(self, tokens: Tensor, codes: int = 0) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """Truncates ragged ids [B, None], of which the first `codes` are languages, and appends EOS. See `source`."""
         length = tf.cast(tokens.row_lengths(), tf.int32) - codes
         end = tf.fill([tokens.nrows(), 1], EOS_ID)
@@ -184,8 +170,7 @@ class TextModel(SetOnce):
         values = {name: self.options[name] for name in OPTIONS} | dict(options)
         return self.problem(source, source_length, values.pop("max_length", MOST), start, fixed), values
 
-    @checked
-    def fixed(self, source: Tensor, beams: Count, longest: Count | None = None) -> Fixed | None:
+    def fixed(self, source: Tensor, beams: int, longest: int | None = None) -> Fixed | None:
         """Returns the fixed shapes of a search for ids [B, S], or `None` on TensorFlow, where shapes change.
 
         The longest output is that which extra_length allows, or `longest` if that is shorter.
@@ -252,7 +237,6 @@ class TextModel(SetOnce):
         return tf.ensure_shape(tf.reshape(flat, shape[:2]), ids.shape[:2])
 
 
-@checked
 def check_length(name: str, tokens: int, most: int) -> None:
     """Raises `BadInput` if a text, `name` in the message, has no tokens or more than `most`."""
     if tokens < 1:
@@ -261,8 +245,7 @@ def check_length(name: str, tokens: int, most: int) -> None:
         raise BadInput(f"expected a {name} of at most {most} tokens, got {tokens}")
 
 
-@checked
-def padded(rows: Sequence[Sequence[int]], width: Natural = 0) -> np.ndarray:
+def padded(rows: Sequence[Sequence[int]], width: int = 0) -> np.ndarray:
     """Pads lists of ids with zeros to int32 [B, N], where N is at least `width`."""
     ids = np.full((len(rows), max(width, 0, *map(len, rows))), PAD_ID, np.int32)
     for i, row in enumerate(rows):

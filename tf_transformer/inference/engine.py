@@ -18,7 +18,7 @@ from tf_transformer.inference.alignment import Aligned
 from tf_transformer.tokenizers.languages import LANGUAGES, check_language
 from tf_transformer.utils.files import encoded, one_line
 from tf_transformer.utils.terminal import Progress
-from tf_transformer.utils.values import BadInput, Count, Natural, checked, shown
+from tf_transformer.utils.values import BadInput, Count, checked, shown
 
 BATCHES = 32  # maximum number of batches of a stream that are sorted by length together
 REQUEST_OPTIONS = tuple(name for name, option in SEARCH_OPTIONS.items() if option.request)
@@ -271,17 +271,11 @@ class Engine(ABC):
         request: Request,
         progress: Callable[[int], None] = lambda count: None,
     ) -> list[T]:
-        call = lambda indices: function([texts[i] for i in indices], request)  # noqa: E731
-        return in_batches(call, texts, self.batch_size, progress)
+        return in_batches(lambda rows: function([texts[i] for i in rows], request), texts, self.batch_size, progress)
 
     @checked
     def request(self, n: Count | None, options: Mapping[str, Any]) -> Request:
-        """Validates the options of a call.
-
-        Raises:
-            BadInput: If an option is out of range, or this engine fixes it.
-            TypeError: If an option is unknown.
-        """
+        """Validates the options of a call."""
         options = {**self._own, **options}
         if unknown := [name for name in options if name not in SEARCH_OPTIONS and name not in LANGUAGES]:
             known = ", ".join((*self.call_options, *(LANGUAGES if self.languages else ())))
@@ -298,8 +292,8 @@ class Engine(ABC):
         languages = {name: value for name, value in options.items() if name in LANGUAGES}
         for name, language in languages.items():
             if not self.languages:
-                message = f"{name}: expected none, since this model has one pair of languages, got {shown(language)}"
-                raise BadInput(message)
+                which = "since this model has one pair of languages"
+                raise BadInput(f"{name}: expected none, {which}, got {shown(language)}")
             check_language(name, language, self.languages)
         return Request(n, search, languages)
 
@@ -321,18 +315,16 @@ def strings_in(texts: Iterable[Any]) -> Iterator[str | bytes]:
         yield string
 
 
-@checked
 def in_batches(
     function: Callable[[list[int]], Iterable[T]],
     texts: Sequence[str | bytes],
-    batch_size: Count,
+    batch_size: int,
     progress: Callable[[int], None] = lambda count: None,
 ) -> list[T]:
     """Calls a function on batches of texts of similar length, and returns its values in the order of the texts.
 
     `function` takes the indices of a batch, and returns a value for each. `progress` is called with their number.
     """
-    # Sorted by length, so that batches have little padding.
     values: dict[int, T] = {}
     for indices in batches([len(encoded(text)) for text in texts], batch_size, lambda rows, longest: rows):
         values.update(zip(indices, function(indices), strict=True))
@@ -340,8 +332,7 @@ def in_batches(
     return [values[i] for i in range(len(texts))]
 
 
-@checked
-def batches(sizes: Sequence[int], most: Count, cost: Callable[[int, int], int]) -> Iterator[list[int]]:
+def batches(sizes: Sequence[int], most: int, cost: Callable[[int, int], int]) -> Iterator[list[int]]:
     """Yields the indices of texts in batches, by size in bytes.
 
     `cost` takes the rows of a batch and its longest size. It is at most `most`, except of single texts.
@@ -362,8 +353,7 @@ def warned(replies: list[TranslationResult]) -> list[TranslationResult]:
     return replies
 
 
-@checked
-def warn_of_truncated(long: Sequence[str | bytes], count: Natural) -> None:
+def warn_of_truncated(long: Sequence[str | bytes], count: int) -> None:
     """Warns about truncated texts, `long` of `count`, and quotes their beginnings."""
     if long:
         starts = [text[:40].decode("utf-8", "replace") if isinstance(text, bytes) else text[:40] for text in long[:3]]

@@ -59,11 +59,8 @@ def opener_of(path: Folders, options: Mapping[str, Any], rebuilds: bool = False)
             continue
         tried.append(opener)
         chosen = {"family", "revision"} & options.keys()
-        if (
-            chosen <= opener.takes
-            and (opener.several or len(paths) == 1)
-            and (chosen or all(map(opener.can_open, paths)))
-        ):
+        is_one = opener.several or len(paths) == 1
+        if is_one and chosen <= opener.takes and (chosen or all(map(opener.can_open, paths))):
             for option in options.keys() - opener.takes:
                 raise BadInput(f"{option}: expected a model that takes it, got {opener.title}, {', '.join(paths)}")
             return opener, paths if opener.several else paths[0]

@@ -35,11 +35,7 @@ class Rebuilt(NamedTuple):
 
 
 def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
-    """Reads what `Translator.save` wrote: weights in their stored dtype, tokenizer and defaults.
-
-    Raises:
-        BadInput: If the directory holds something else.
-    """
+    """Reads what `Translator.save` wrote: weights in their stored dtype, tokenizer and defaults."""
     stored, tokenizer, weights = savedmodel.read_export(path)
     expected, models = "an export that this version can read", list[Transformer]()
     with reading(path, expected):

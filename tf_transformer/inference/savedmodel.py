@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 else:
     tf = lazily("tensorflow", "a SavedModel")
 
-DESCRIBED = ("assets.extra", "tf_transformer.json")
+DESCRIBED = "assets.extra/tf_transformer.json"
 
 
 class SavedModel(Engine):
@@ -85,23 +85,19 @@ class SavedModel(Engine):
         self.translates = "parse" not in signatures
         self.aligns = {"translate_details", "tokenize", "detokenize"} <= signatures.keys()
         limits = {"beam_size": "max_beam_size", "max_length": "max_length", "n_best": "n_best"}
-        with reading(address, f"an export of this package, by its {DESCRIBED[-1]}"):
-            self._metadata = self._read_facts(address)
+        with reading(address, "an export of this package, by its tf_transformer.json"):
+            self._metadata: dict[str, Any] = {}  # A SavedModel from elsewhere has none.
+            described_at = f"{address}/{DESCRIBED}"
+            if "://" in address and tf.io.gfile.exists(described_at):
+                self._metadata = dict(json.loads(tf.io.gfile.GFile(described_at).read()))
+            elif "://" not in address and Path(described_at).is_file():
+                self._metadata = read_json(Path(described_at))
             kinds = {fact: int for fact in limits.values() if fact in self._metadata}
             described = check_kinds(self._metadata, kinds | ({"languages": str} if "source_language" in inputs else {}))
         self.max_values = {name: described[fact] for name, fact in limits.items() if fact in kinds}
         self.languages = described["languages"].split(", ") if "languages" in described else ()
         request = self.request(None, options)
         self._own = {**request.options, **request.languages}
-
-    @staticmethod
-    def _read_facts(address: str) -> dict[str, Any]:
-        """Reads the export's metadata. A SavedModel from elsewhere has none."""
-        if "://" not in address:
-            file = Path(address).joinpath(*DESCRIBED)
-            return read_json(file) if file.is_file() else {}
-        described = "/".join((address, *DESCRIBED))
-        return dict(json.loads(tf.io.gfile.GFile(described).read())) if tf.io.gfile.exists(described) else {}
 
     def __reduce__(self) -> Any:
         """Pickles the arguments. Another process opens the files again."""

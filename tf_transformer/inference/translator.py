@@ -167,10 +167,6 @@ class Translator(TextModel, Engine):
         """Pickles the arguments. Keras pickles the model with its weights."""
         return functools.partial(type(self), **self._arguments()), ()
 
-    def replace(self, **changes: Any) -> Self:
-        """Returns a copy with some arguments changed: `translator.replace(beam_size=1)`."""
-        return super().replace(**changes)
-
     @checked
     def astype(self, dtype: Dtype) -> Self:
         """Returns a copy whose weights are stored and multiplied in float32, bfloat16, float16 or int8.
@@ -186,11 +182,7 @@ class Translator(TextModel, Engine):
 
     @checked
     def n_best(
-        self,
-        texts: Iterable[str | bytes],
-        n: Count = 1,
-        prefixes: Iterable[str | bytes] | None = None,
-        **options: Any,
+        self, texts: Iterable[str | bytes], n: Count = 1, prefixes: Iterable[str | bytes] | None = None, **options: Any
     ) -> list[list[Hypothesis]]:
         """Returns the n best translations of each text, best first: at least one, at most beam_size.
 
@@ -408,7 +400,7 @@ class Translator(TextModel, Engine):
         return self.tokenizer.encode_target([text])[0][self.tokenizer.num_language_tokens :]
 
     def ended(self, name: str, ids: Sequence[int]) -> list[int]:
-        """Appends EOS to the ids of an output. Raises `BadInput` with `name` if it is empty or too long."""
+        """Appends EOS to the ids of an output. Raises `BadInput` if it is empty or too long."""
         check_length(name, len(ids), self._most() - 1)
         return [*ids, EOS_ID]
 

@@ -101,11 +101,8 @@ def is_scale(variable: keras.Variable) -> bool:
 
 def copy_weights(model: keras.Model, source: keras.Model) -> None:
     """Copies the weights of `source` into a built model of the same configuration, converted to the model's dtype.
-    LoRA adapters are added to the matrices that they adapt.
-
-    Raises:
-        BadInput: If `source` has 8-bit weights, ours or Keras's own, whose rounding cannot be undone, or if the two
-            models have different weights.
+    LoRA adapters are added to the matrices that they adapt. Raises `BadInput` if `source` has 8-bit weights, ours or
+    Keras's own, whose rounding cannot be undone, or if the two models have different weights.
     """
     if not (is_int8(source) and is_int8(model)) and any(weight.dtype == "int8" for weight in source.weights):
         dtype = model.dtype_policy.name
@@ -197,11 +194,7 @@ def _onednn_product(integers: Tensor, matrix: Tensor, largest: Tensor, transpose
 
 @functools.cache
 def check_kernel() -> None:
-    """Checks that TensorFlow can multiply 8-bit integers on this machine.
-
-    Raises:
-        BadInput: If it cannot.
-    """
+    """Raises `BadInput` if TensorFlow cannot multiply 8-bit integers on this machine."""
     try:
         int8_product(ops.ones((1, 2)), ops.ones((2, 3), "int8"), ops.ones((3,)))
     except Exception as error:  # TensorFlow raises several kinds.

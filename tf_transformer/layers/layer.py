@@ -46,7 +46,7 @@ class Layer(Rematerialized):
             BadInput: If a tensor has another number of axes than documented, or a mask holds floats.
         """
         # Not in `call`: Keras would surround the message with its own lines.
-        names = _parameters(type(self).call)
+        names = [*_signature(type(self).call).parameters][1:]
         inputs = dict(zip(names, args, strict=False)) | kwargs
         if inputs.get("reverse"):  # An embedding's logits: the first argument holds vectors, not ids.
             inputs["x"] = inputs.pop("ids", None)
@@ -66,9 +66,7 @@ class Layer(Rematerialized):
         return super().get_config() | {name: getattr(self, name) for name in names} | quantized_inside(self)
 
 
-@functools.lru_cache
-def _parameters(call: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(call).parameters)[1:]
+_signature = functools.lru_cache(inspect.signature)
 
 
 def _mismatch(name: str, value: Any) -> str:

@@ -17,10 +17,6 @@ def adapters(model: keras.Model) -> Iterator[tuple[keras.Variable, keras.Variabl
             yield getattr(layer, f"_{name}"), a, b, layer.lora_alpha / layer.lora_rank
 
 
-def has_adapters(model: keras.Model) -> bool:
-    return any(adapters(model))
-
-
 def wake_adapters(model: keras.Model) -> None:
     """Re-initializes the first factor of each adapter after loading a file."""
     # Keras adds the adapter's product to the matrix in a file. Loading leaves both factors 0, where neither learns.
@@ -48,11 +44,7 @@ def frozen_weights(model: keras.Model) -> list[str]:
 
 
 def freeze(model: keras.Model, parts: Iterable[str]) -> None:
-    """Freezes layers and weights of a built model.
-
-    Raises:
-        BadInput: If the model has no layer or weight of such a name.
-    """
+    """Freezes layers and weights of a built model. Raises `BadInput` if it has none of such a name."""
     weights = _by_name(model)
     for part in parts:
         matches = [weight for name, weight in weights.items() if f"{name}/".startswith(f"{part}/")]

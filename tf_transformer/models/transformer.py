@@ -10,7 +10,7 @@ from tf_transformer.config import BadInput, TransformerConfig, current_fields
 from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
 from tf_transformer.layers.int8 import check_kernel, copy_weights, policy_of
 from tf_transformer.layers.layer import quantized_inside, resolved_policy
-from tf_transformer.layers.lora import has_adapters
+from tf_transformer.layers.lora import adapters
 from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.masks import padding_mask
 from tf_transformer.models.keras_model import KerasModel
@@ -262,7 +262,7 @@ class Transformer(KerasModel):
 
     def merged(self) -> "Transformer":
         """Returns this model, or a copy with LoRA's adapters merged into its weights."""
-        return self.astype(self.dtype_policy.name) if has_adapters(self) else self
+        return self.astype(self.dtype_policy.name) if any(adapters(self)) else self
 
     def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"config": self.config.to_dict()} | quantized_inside(self)

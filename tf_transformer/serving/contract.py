@@ -39,10 +39,9 @@ class Signature(NamedTuple):
 
     def traced(self) -> Any:
         """Returns a `tf.function` with these inputs and defaults."""
-        names = [*self.texts, *self.options]
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        inputs = [inspect.Parameter(name, kind) for name in self.texts]
-        inputs += [inspect.Parameter(name, kind, default=default) for name, default in self.options.items()]
+        defaults = dict.fromkeys(self.texts, inspect.Parameter.empty) | dict(self.options)
+        names, kind = [*defaults], inspect.Parameter.POSITIONAL_OR_KEYWORD
+        inputs = [inspect.Parameter(name, kind, default=default) for name, default in defaults.items()]
 
         def call(*values: Tensor) -> Any:
             return self.function(**dict(zip(names, values, strict=True)))
@@ -57,15 +56,8 @@ class Signature(NamedTuple):
 class Root(tf.Module):
     """Root object of a SavedModel, with `model_info` among its signatures.
 
-    Args:
-        model: Built model.
-        tokenizer: Its tokenizer.
-        signatures: Signatures besides `model_info`.
-        warm: Options of the signatures to warm up before the server is ready, by name.
-        metadata: More values of `model_info`.
-
-    Raises:
-        BadInput: If a weight is not finite.
+    `warm` has the options of the signatures to warm up before the server is ready, by name. `metadata` are more values
+    of `model_info`.
     """
 
     def __init__(
@@ -90,16 +82,10 @@ class Root(tf.Module):
         self.first_piece = tokenizer.first_piece
         self.warm = warm
         self.metadata: dict[str, object] = {}
-        self.describe(
-            **metadata,
-            contract=CONTRACT,
-            vocab_size=tokenizer.vocab_size,
-            tokenizer=tokenizer.fingerprint,
-            parameters=sum(math.prod(weight.shape) for weight in model.weights if not is_scale(weight)),
-            dtype=model.dtype_policy.name,
-            framework_version=__version__,
-            tf_version=tf.__version__,
-        )
+        parameters = sum(math.prod(weight.shape) for weight in model.weights if not is_scale(weight))
+        facts = {"contract": CONTRACT, "vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.fingerprint}
+        facts |= {"parameters": parameters, "dtype": model.dtype_policy.name}
+        self.describe(**metadata, **facts, framework_version=__version__, tf_version=tf.__version__)
 
         self.names = ["model_info"]
         for signature in signatures:

@@ -70,5 +70,5 @@ def formats() -> dict[str, Format]:
 
 def format_of(name: str) -> Format:
     """Returns the format with this name. Raises `BadInput` if there is none."""
-    format: Format = registry.find("formats", name)
-    return format
+    found: Format = registry.find("formats", name)
+    return found

@@ -92,11 +92,7 @@ def share_in_8_bits(path: Path) -> float:
 
 
 def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
-    """Reads the metadata, the tokenizer's `model` and the weights, in the model's order, without loading the graph.
-
-    Raises:
-        BadInput: If the directory holds something else.
-    """
+    """Reads the metadata, the tokenizer's `model` and the weights, in the model's order, without loading the graph."""
     path = saved_model_of(path)
     described = path / "assets.extra" / "tf_transformer.json"
     if not described.is_file():
@@ -107,9 +103,8 @@ def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, li
             raise ValueError(f"tokenizer.model: expected the SHA-256 {metadata['tokenizer']}, got {digest}")
     with reading(path, "a whole SavedModel of this package"), plainly_named(path) as plain:
         stored = tf.train.load_checkpoint(str(plain / "variables" / "variables"))
-        shapes = {
-            name: shape for name, shape in stored.get_variable_to_shape_map().items() if name.startswith("weights/")
-        }
+        shapes = stored.get_variable_to_shape_map()
+        shapes = {name: shape for name, shape in shapes.items() if name.startswith("weights/")}
         if sum(map(math.prod, shapes.values())) > size_of(path / "variables"):
             raise ValueError("weights that are no larger than their file, got larger ones")
         names = sorted(shapes, key=lambda name: int(name.split("/")[1]))
@@ -147,11 +142,9 @@ def warmup_records(export: Root) -> list[bytes]:
 
 
 def prediction_log(model: str, signature: str, inputs: dict[str, Any]) -> bytes:
-    """Serializes a request as a `tensorflow.serving.PredictionLog`.
-
-    It is encoded by hand, so that exports do not need tensorflow-serving-api. The field numbers are from
-    tensorflow_serving/apis/{prediction_log,predict,model}.proto.
-    """
+    """Serializes a request as a `tensorflow.serving.PredictionLog`."""
+    # By hand, so that exports do not need tensorflow-serving-api. The field numbers are from
+    # tensorflow_serving/apis/{prediction_log,predict,model}.proto.
 
     def varint(number: int) -> bytes:
         low, rest = number & 127, number >> 7

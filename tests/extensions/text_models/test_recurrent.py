@@ -36,7 +36,7 @@ def test_a_wide_beam_is_exhaustive_search():
     step, longest, beams = network(), 3, 27
     first = np.random.default_rng(3).normal(size=(2, UNITS)).astype("float32")
     fixed = None if keras.backend.backend() == "tensorflow" else tt.decoding.Fixed(beams, longest)
-    decoder = tt.decoding.recurrent_decoder(step, [keras.ops.convert_to_tensor(first)], fixed)
+    decoder = tt.recurrent_decoder(step, [keras.ops.convert_to_tensor(first)], fixed)
     start, limit = (keras.ops.convert_to_tensor(np.array([n, n], "int32")) for n in (1, longest))
     problem = tt.decoding.SearchProblem(decoder, start, limit, END)
     found = tt.decoding.beam_search(problem, beam_size=beams, n_best=2, patience=9.0, length_penalty=0.6)
