@@ -38,6 +38,13 @@ def test_the_norm_of_a_constant_row_is_its_offset():
     close(found, np.broadcast_to(weights_of(layer)["norm/beta"], (B, T, d)), atol=1e-3)
 
 
+def test_epsilon_is_added_to_the_variance():
+    layer, x = AddAndNorm(), normal(1, 1, d) * 1e-3
+    layer.build((1, 1, d))
+    expected = (x - x.mean()) / np.sqrt(x.var() + 1e-6)
+    close(layer(x, np.zeros((1, 1, d))), expected, rtol=1e-4)
+
+
 def test_dropout_is_on_the_sublayer_alone_and_for_training_only():
     layer = built(AddAndNorm(dropout=0.5))
     x, output = normal(B, T, d), normal(B, T, d, seed=1)

@@ -4,6 +4,7 @@ import pytest
 
 import tf_transformer as tt
 from tf_transformer.serving.formats import format_of, formats
+from trainers import export
 
 
 @pytest.mark.parametrize("format", formats().values(), ids=lambda format: format.name)
@@ -33,3 +34,9 @@ def test_a_format_says_what_it_cannot_hold():
     assert wrong == "dtype: expected one of float32, bfloat16, float16, int8 for a SavedModel, got 'int16'"
     with pytest.raises(tt.BadInput, match="format: expected one of savedmodel, .*, transformers, got 'pmml'"):
         format_of("pmml")
+
+
+def test_the_program_names_no_format():
+    with open(export.__file__, encoding="utf-8") as file:
+        text = file.read().lower()
+    assert not [name for name in formats() if name != "savedmodel" and name in text]

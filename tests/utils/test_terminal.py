@@ -5,7 +5,6 @@ import io
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,6 @@ from programs import ROOT
 
 from tf_transformer.utils import terminal
 from tf_transformer.utils.terminal import say
-from trainers import publishing
 
 
 @pytest.mark.parametrize(
@@ -88,21 +86,6 @@ def test_a_script_that_is_told_to_stop_exits_with_its_status(number, status, err
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (status, "", errors)
-
-
-def test_answers_of_a_published_model_are_lines(monkeypatch):
-    """Whatever other separators they contain."""
-    texts, lines = ["a\nb", "\ud83d", "c"], "eins\u0085zwei\u2028drei\n\x0cvier\nf\rünf\n".encode()
-    inputs = []
-
-    def run(command, input, **more):
-        inputs.append(input)
-        return subprocess.CompletedProcess(command, 0, lines, b"")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    outputs = publishing.answers(Path("savedmodels/demo/1"), texts)
-    assert outputs == ["eins\u0085zwei\u2028drei", "\x0cvier", "f\rünf"]
-    assert inputs == [b"a b\n\xed\xa0\xbd\nc\n"]
 
 
 @pytest.mark.parametrize("closed", ["", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
