@@ -20,13 +20,13 @@ ROOMS = {  # a subpackage, and those that it may import
     "serving": ("decoding", "layers", "models", "tokenizers"),
     "inference": ("decoding", "layers", "models", "serving", "tokenizers"),
     "training": ("data", "decoding", "evaluation", "inference", "layers", "models", "tokenizers"),
-    "extensions.adapters": (),
+    "extensions.adapters": ("layers",),
     "extensions.beam": ("data", "decoding", "inference", "tokenizers"),
     "extensions.conformance": (),
     "extensions.documents": ("inference",),
     "extensions.interop": ("decoding", "inference", "layers", "models", "serving", "tokenizers"),
     "extensions.parsing": ("data", "decoding", "inference", "models", "serving", "tokenizers", "training"),
-    "extensions.text_models": ("decoding", "layers", "serving", "tokenizers"),
+    "extensions.text_models": ("decoding", "inference", "layers", "serving", "tokenizers"),
 }
 # Modules that import TensorFlow at once. They are loaded only on it.
 ON_TENSORFLOW = ["decoding.growing", "models.training_step", "inference.savedmodel", "extensions.parsing.in_graph"]

@@ -74,6 +74,12 @@ class DecoderLayer(TransformerLayer):
             if layer:
                 layer.build(x_shape)
 
+    def check_inputs(self, inputs: dict[str, Any]) -> None:
+        has_memory = inputs.get("memory") is not None
+        if self.built and inputs.get("cache") is None and has_memory != (self.cross_attention is not None):
+            which = "none, as in its first call" if has_memory else "[B, S, d], got none"
+            raise BadInput(f"{self.name}: expected memory {which}. Use one layer with memory and another without")
+
     def init_cache(self, memory: Tensor = None, slots: int = 0, x: Tensor = None) -> DecoderCache:
         """Returns a cache with `slots` empty slots for target tokens, and the projection of memory [B, S, d].
 
@@ -102,9 +108,6 @@ class DecoderLayer(TransformerLayer):
         inputs = self.self_attention_norm.sublayer_input(x)
         target = self.self_attention.project(inputs)
         if cache is None:
-            if (memory is None) != (self.cross_attention is None):
-                which = "none, as in its first call" if self.cross_attention is None else "[B, S, d], got none"
-                raise BadInput(f"{self.name}: expected memory {which}. Use one layer with memory and another without")
             kv, first = None if memory is None else self.cross_attention.project(memory), 0
             padding = as_key_mask(mask if x_mask is None else x_mask)
         else:

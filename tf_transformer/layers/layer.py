@@ -55,7 +55,11 @@ class Layer(Rematerialized):
                 kind = " of bools" if name.endswith("mask") else ""
                 order = f". The arguments are {', '.join(names[: names.index(name) + 1])}" if name in names[1:] else ""
                 raise BadInput(f"{self.name}: expected {name} {AXES[name]}{kind}, got {got}{order}")
+        self.check_inputs(inputs)
         return super().__call__(*args, **kwargs)
+
+    def check_inputs(self, inputs: dict[str, Any]) -> None:
+        """Raises `BadInput` if the arguments of a call do not fit each other. A subclass may override this."""
 
     def compute_output_shape(self, x_shape: Shape, *other_shapes: Shape) -> Any:
         return x_shape

@@ -7,14 +7,21 @@ import keras
 
 from tf_transformer.config import BadInput
 
+Adapter = tuple[keras.Variable, keras.Variable, keras.Variable, float]
 
-def adapters(model: keras.Model) -> Iterator[tuple[keras.Variable, keras.Variable, keras.Variable, float]]:
-    """Yields each adapter: the matrix, the two factors, and the scale of their product."""
-    for layer in model._flatten_layers():
-        if getattr(layer, "lora_enabled", False):
-            name = "kernel" if hasattr(layer, "lora_kernel_a") else "embeddings"
-            a, b = (getattr(layer, f"lora_{name}_{side}") for side in "ab")
-            yield getattr(layer, f"_{name}"), a, b, layer.lora_alpha / layer.lora_rank
+
+def adapter_of(layer: keras.layers.Layer) -> Adapter | None:
+    """Returns a layer's adapter: the matrix, the two factors, and the scale of their product; `None` without LoRA."""
+    if not getattr(layer, "lora_enabled", False):
+        return None
+    name = "kernel" if hasattr(layer, "lora_kernel_a") else "embeddings"
+    a, b = (getattr(layer, f"lora_{name}_{side}") for side in "ab")
+    return getattr(layer, f"_{name}"), a, b, layer.lora_alpha / layer.lora_rank
+
+
+def adapters(model: keras.Model) -> Iterator[Adapter]:
+    """Yields the adapters of a model."""
+    return filter(None, map(adapter_of, model._flatten_layers()))
 
 
 def wake_adapters(model: keras.Model) -> None:

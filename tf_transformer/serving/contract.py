@@ -79,7 +79,7 @@ class Root(tf.Module):
         self.tokenizer = tokenizer.op
         self.decode = tokenizer.decode
         self.tokenizer_model: bytes = tokenizer.model
-        self.first_piece = tokenizer.first_piece
+        self.first_piece, self.vocab_size = tokenizer.first_piece, tokenizer.vocab_size
         self.warm = warm
         self.metadata: dict[str, object] = {}
         parameters = sum(math.prod(weight.shape) for weight in model.weights if not is_scale(weight))

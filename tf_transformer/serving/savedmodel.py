@@ -128,7 +128,7 @@ def batching_params() -> str:
 def warmup_records(export: Root) -> list[bytes]:
     """Returns warm-up requests for the signatures in `export.warm`: one row and a full batch, short and long texts."""
     records = []
-    pieces = range(export.first_piece, int(str(export.metadata["vocab_size"])))
+    pieces = range(export.first_piece, export.vocab_size)
     for rows in (BATCH_SIZES[0], BATCH_SIZES[-1]):
         for tokens in WARMUP_TOKENS:
             # The language is unknown, so a text consists of subwords of the vocabulary.

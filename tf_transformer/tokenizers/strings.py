@@ -10,7 +10,7 @@ import numpy as np
 from tf_transformer.utils.files import encoded
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor
-from tf_transformer.utils.values import MOST
+from tf_transformer.utils.values import MOST, BadInput
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -26,6 +26,8 @@ codecs.register_error("as_space", lambda error: (" ", error.end))  # type: ignor
 
 def text_tensor(texts: Tensor) -> "tf.Tensor":
     """Returns a string or a list of strings, whatever they contain, as a tensor. Tensors are unchanged."""
+    if type(texts).__name__ == "KerasTensor":  # by name, since this module does not import Keras
+        raise BadInput("texts: expected values, got a symbolic tensor. Put texts in front of a model with tt.TextModel")
     if isinstance(texts, np.ndarray):
         texts = texts.tolist()
     if not isinstance(texts, str | bytes | list | tuple):

@@ -60,18 +60,41 @@ def test_only_adapters_are_trained():
     assert any(keras.ops.convert_to_numpy(weight).any() for weight in model.trainable_weights if weight.name[-1] == "b")
 
 
-def test_wrong_adapters_are_refused(tmp_path):
+def test_wrong_layers_are_refused(tmp_path):
     model = transformer()
     with pytest.raises(tt.BadInput, match="enable_lora"):
         tt.save_adapter(model, tmp_path / "adapter.npz")
-    with pytest.raises(tt.BadInput, match="layers"):
-        tt.enable_lora(model, layers=("nothing",))
+    for layers in ((), ("nothing",), ("query", "nothing")):
+        with pytest.raises(tt.BadInput, match="^layers: expected names among"):
+            tt.enable_lora(model, layers=layers)
     tt.enable_lora(model)
     with pytest.raises(tt.BadInput, match="merge_lora"):
         tt.enable_lora(model)
-    tt.save_adapter(model, tmp_path / "adapter.npz")
-    with pytest.raises(tt.BadInput, match="shape"):
-        tt.load_adapter(keras_own(), tmp_path / "adapter.npz")
-    np.savez(tmp_path / "other.npz", x=np.ones(3))
-    with pytest.raises(tt.BadInput, match="save_adapter"):
-        tt.load_adapter(transformer(), tmp_path / "other.npz")
+
+
+def test_wrong_files_are_refused_and_change_nothing(tmp_path):
+    source, file = transformer(), tmp_path / "adapter.npz"
+    tt.enable_lora(source, rank=2)
+    tt.save_adapter(source, file)
+    arrays = dict(np.load(file))
+    of = min(arrays).partition(".")[0]
+    changes = [
+        {f"{of}.a": np.float32(1), f"{of}.b": np.ones((2, 24, 24), "float32")},
+        {f"{of}.b": np.ones((5, 24), "float32")},
+        {f"{of}.a": np.full((24, 2), np.nan, "float32")},
+        {f"{of}.a": np.full((24, 2), "x")},
+        {f"{of}.alpha": np.ones(2, "float32")},
+        {f"{of}.a": np.ones((23, 2), "float32")},
+        {"x": np.ones(3)},
+    ]
+    model, other = transformer(), transformer()
+    tt.enable_lora(other, rank=3)
+    for change in changes:
+        np.savez(file, **(arrays | change))
+        with pytest.raises(tt.BadInput, match="expected"):
+            tt.load_adapter(model, file)
+    assert all(weight.trainable for weight in model.weights)
+    np.savez(file, **arrays)
+    for wrong in (other, keras_own()):
+        with pytest.raises(tt.BadInput, match="expected a matrix of shape"):
+            tt.load_adapter(wrong, file)

@@ -109,11 +109,32 @@ def test_adapters_count_after_a_search():
     assert fresh.search(PROMPTS) == tuned
 
 
-def test_prompts_that_are_refused():
-    model = language_model(positions="learned")
-    for prompts, options in (([[]], {}), ([], {}), ([[1]], {"max_length": 99}), ([[1]], {"beams": 4})):
-        with pytest.raises(tt.BadInput, match=r"prompts|options"):
-            model.search(prompts, **options)
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([], {}, "^prompts: expected lists of at least one id"),
+        ([[]], {}, "^prompts: expected lists of at least one id"),
+        ([1, 5], {}, "^prompts: expected lists of at least one id"),
+        ([[1, V]], {}, r"^prompts: expected ids from 1 to 12, got \[1, 13\]$"),
+        ([[1, 0, 5]], {}, "^prompts: expected ids from 1"),
+        ([[1.5]], {}, "^prompts: expected ids from 1"),
+        ([[1]], {"max_length": 99}, "learned positions"),
+        ([[1]], {"beams": 4}, "^options: "),
+        ([[1]], {"n_best": 5}, "^n_best: expected at most beam_size=4"),
+    ],
+)
+def test_prompts_that_are_refused(prompts, options, message):
+    with pytest.raises(tt.BadInput, match=message):
+        language_model(positions="learned").search(prompts, **options)
+
+
+def test_layers_that_are_refused():
+    embedding, layer = tt.layers.PositionalEmbedding(V, 14), tt.layers.DecoderLayer(num_heads=2, d_ff=31)
+    for layers in ([], layer, [tt.layers.EncoderLayer(num_heads=2, d_ff=31)]):
+        with pytest.raises(tt.BadInput, match="^layers: expected a list of DecoderLayers"):
+            tt.LanguageModel(embedding, layers)
+    with pytest.raises(tt.BadInput, match="^layers: expected built layers"):
+        tt.LanguageModel(embedding, [layer]).search([[1]])
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="SavedModels need TensorFlow")
@@ -129,4 +150,6 @@ def test_an_export_generates_what_python_does(tmp_path):
     listed = served(tmp_path / "own/1", TEXTS, "generate")
     assert [texts[0] for texts in listed["texts"]] == outputs["text"]
     assert tt.load(tmp_path / "own/1")(TEXTS) == outputs["text"]
+    with pytest.raises(tt.BadInput, match="^options: expected those of a search or of sampling"):
+        generator(["door"], beam_size=2, seed=3)
     assert generator.encode(["door " * 99])[0][0] == BOS_ID and len(generator.encode(["door " * 99])[0]) == 23

@@ -89,12 +89,18 @@ def test_an_export_answers_as_python_does(tokenizer, tmp_path, kind):
 
 
 def test_wrong_models_are_refused(tokenizer):
-    model = classifier(tokenizer.vocab_size)
-    with pytest.raises(tt.BadInput, match="labels"):
-        tt.TextModel(model, tokenizer, labels=LABELS[:2])
-    with pytest.raises(tt.BadInput, match="labels"):
-        tt.TextModel(model, tokenizer, labels=LABELS, by_word=True)
-    with pytest.raises(tt.BadInput, match="labels"):
-        tt.TextModel(tagger(tokenizer.vocab_size), tokenizer, by_word=True)
-    with pytest.raises(tt.BadInput, match="texts"):
-        tt.TextModel(model, tokenizer)([])
+    model, by_word = classifier(tokenizer.vocab_size), tagger(tokenizer.vocab_size)
+    vectors = keras.Input((7,))
+    for wrong, options, message in (
+        (model, {"labels": LABELS[:2]}, "labels: expected a model with the output"),
+        (model, {"labels": LABELS, "by_word": True}, "labels: expected a model with the output"),
+        (by_word, {"by_word": True}, "labels: expected the names"),
+        (by_word, {"labels": ["a b", "c", "d"], "by_word": True}, "labels: expected names without spaces"),
+        (model, {"labels": ["a", "a", "b"]}, "labels: expected different names"),
+        (keras.Model(vectors, keras.layers.Dense(3)(vectors)), {}, "model: expected one input"),
+    ):
+        with pytest.raises(tt.BadInput, match=f"^{message}"):
+            tt.TextModel(wrong, tokenizer, **options)
+    for texts in ([], [None], [3]):
+        with pytest.raises(tt.BadInput, match="^texts: "):
+            tt.TextModel(model, tokenizer)(texts)

@@ -1,7 +1,7 @@
 """Decoder-only models: a stack of `DecoderLayer`s without memory, trained as a whole and decoded with a cache."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import keras
 import numpy as np
@@ -18,7 +18,9 @@ from tf_transformer.layers import DecoderCache, DecoderLayer, KeyValue, Position
 from tf_transformer.masks import PAD_ID, causal_mask
 from tf_transformer.tokenizers.tokenizer import EOS_ID
 from tf_transformer.utils.type_names import Tensor
-from tf_transformer.utils.values import BadInput, Count, Natural, Positive, Rate, Seed, checked
+from tf_transformer.utils.values import BadInput, Count, Natural, Positive, Seed, checked, shown, span
+
+MOST_FUNCTIONS = 32  # compiled, by options; an old one leaves for a new one
 
 
 class Continuation(NamedTuple):
@@ -66,6 +68,8 @@ class LanguageModel:
         norm: keras.layers.Layer | None = None,
         head: keras.layers.Layer | None = None,
     ) -> None:
+        if not isinstance(layers, list | tuple) or not layers or not all(isinstance(x, DecoderLayer) for x in layers):
+            raise BadInput(f"layers: expected a list of DecoderLayers, got {shown(layers)}")
         self.embedding, self.layers, self.norm, self.head = embedding, list(layers), norm, head
         self._functions: dict[Any, Callable[..., Any]] = {}
         if head is None and not isinstance(embedding, keras.layers.ReversibleEmbedding):
@@ -168,11 +172,10 @@ class LanguageModel:
             options: Options of `tt.decoding.beam_search`, such as `beam_size=1` for greedy search.
 
         Raises:
-            BadInput: If a prompt is empty, or longer than the learned positions allow.
+            BadInput: If a prompt is empty, has an id outside the vocabulary, or is longer than the learned positions
+                allow, or if the layers are not built.
         """
-        if unknown := options.keys() - set(OPTIONS):
-            raise BadInput(f"options: expected {', '.join(OPTIONS)}, got {', '.join(unknown)}")
-        beams = SearchOptions(**options).beam_size
+        beams = beams_of(n_best, options)
 
         def found(columns: Sequence[Tensor]) -> Hypotheses:
             prompts, length = columns
@@ -190,7 +193,7 @@ class LanguageModel:
         seed: Seed = 0,
         temperature: Positive = 1.0,
         k: Count | None = None,
-        p: Rate | None = None,
+        p: Annotated[float, span(0, 1)] | None = None,
         end_id: Natural = EOS_ID,
     ) -> list[list[Continuation]]:
         """Continues prompts by sampling.
@@ -215,9 +218,14 @@ class LanguageModel:
         return self._continued(key, found, (*self._padded(prompts, max_length), uniforms), end_id)
 
     def _padded(self, prompts: Sequence[Sequence[int]], max_length: int) -> tuple[np.ndarray, np.ndarray]:
-        rows = [list(prompt) for prompt in prompts]
-        if not rows or not all(rows):
-            raise BadInput("prompts: expected at least one token in each prompt. Begin prompts with BOS")
+        if not all(layer.built for layer in (self.embedding, *self.layers)):
+            raise BadInput("layers: expected built layers. Call the model on ids, or train it, before a search")
+        if not len(prompts) or not all(isinstance(row, list | tuple | np.ndarray) and len(row) for row in prompts):
+            raise BadInput(f"prompts: expected lists of at least one id, such as BOS, got {shown(prompts)}")
+        rows, size = [np.asarray(row) for row in prompts], getattr(self.embedding, "input_dim", 2**31)
+        for row in rows:
+            if row.dtype.kind not in "iu" or row.ndim != 1 or row.min() <= PAD_ID or row.max() >= size:
+                raise BadInput(f"prompts: expected ids from 1 to {size - 1:,}, got {shown(row.tolist())}")
         longest = max(map(len, rows))
         table = getattr(self.embedding, "max_length", 0) if getattr(self.embedding, "positions", "") == "learned" else 0
         if table and longest - 1 + max_length > table:
@@ -236,6 +244,8 @@ class LanguageModel:
         # A compiled function reads the weights that there were, and LoRA adds some.
         key = *key, *map(id, self.weights)
         if key not in self._functions:
+            if len(self._functions) >= MOST_FUNCTIONS:
+                self._functions.pop(next(iter(self._functions)))
             self._functions[key] = compiled(function, self.weights, **input_signature(columns))
         ids, *others = (ops.convert_to_numpy(part).tolist() for part in self._functions[key](list(columns)))
         return [
@@ -246,3 +256,13 @@ class LanguageModel:
             ]
             for outputs in zip(ids, *others, strict=True)
         ]
+
+
+def beams_of(n_best: int, options: dict[str, Any]) -> int:
+    """Checks the options of a search, and returns its beam size."""
+    if unknown := options.keys() - set(OPTIONS):
+        raise BadInput(f"options: expected {', '.join(OPTIONS)}, got {', '.join(unknown)}")
+    beams = SearchOptions(**options).beam_size
+    if n_best > beams:
+        raise BadInput(f"n_best: expected at most beam_size={beams}, got {n_best}")
+    return beams

@@ -7,9 +7,9 @@ import keras
 
 from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.search import OPTIONS, beam_search
-from tf_transformer.decoding.search_options import SearchOptions
-from tf_transformer.extensions.text_models.language_model import LanguageModel
+from tf_transformer.extensions.text_models.language_model import LanguageModel, beams_of
 from tf_transformer.extensions.text_models.text_model import Served
+from tf_transformer.inference.engine import strings_in
 from tf_transformer.masks import PAD_ID
 from tf_transformer.tokenizers.strings import BYTES_OF_A_TOKEN
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, Tokenizer
@@ -56,11 +56,7 @@ class TextGenerator(Served):
         n_best: Count = 1,
         **options: Any,
     ) -> None:
-        if unknown := options.keys() - set(OPTIONS):
-            raise BadInput(f"options: expected {', '.join(OPTIONS)}, got {', '.join(unknown)}")
-        search = SearchOptions(**options)
-        if n_best > search.beam_size:
-            raise BadInput(f"n_best: expected at most beam_size={search.beam_size}, got {n_best}")
+        self.beam_size = beams_of(n_best, options)
         self.language_model, self.tokenizer, self.options = language_model, tokenizer, options
         self.max_length, self.max_prompt_length, self.n_best = max_length, max_prompt_length, n_best
         self.model = _Weights(language_model)
@@ -70,9 +66,10 @@ class TextGenerator(Served):
 
     def encode(self, texts: Iterable[str | bytes]) -> list[list[int]]:
         """Returns prompts: BOS and the last tokens of each text."""
-        rows = self.tokenizer.encode([encoded(text)[-self._most_bytes :] for text in texts])
+        rows = self.tokenizer.encode([encoded(text)[-self._most_bytes :] for text in strings_in(texts)])
         return [[BOS_ID, *row[max(0, len(row) - self.max_prompt_length + 1) :]] for row in rows]
 
+    @checked
     def __call__(self, texts: str | bytes | Iterable[str | bytes], **options: Any) -> Any:
         """Returns the best continued text of each text. One text returns one text.
 
@@ -84,8 +81,11 @@ class TextGenerator(Served):
         if isinstance(texts, str | bytes):
             return self([texts], **options)[0]
         prompts = self.encode(texts)
+        random = options.keys() & {"seed", "temperature", "k", "p"}
+        if random and (other := options.keys() & set(OPTIONS)):
+            raise BadInput(f"options: expected those of a search or of sampling, got {', '.join({*random, *other})}")
         options = {"max_length": self.max_length, **options}
-        if options.keys() & {"seed", "temperature", "k", "p"}:
+        if random:
             outputs = self.language_model.sample(prompts, **options)
         else:
             outputs = self.language_model.search(prompts, **{**self.options, **options})
@@ -113,8 +113,9 @@ class TextGenerator(Served):
             [tf.fill([tokens.nrows(), 1], BOS_ID), tokens[:, -most:] if most else tokens[:, :0]], axis=1
         )
         length = tf.cast(prompts.row_lengths(), tf.int32)
-        beams = SearchOptions(**self.options).beam_size
-        problem = self.language_model.problem(prompts.to_tensor(PAD_ID), length, self.max_length, beams, EOS_ID)
+        problem = self.language_model.problem(
+            prompts.to_tensor(PAD_ID), length, self.max_length, self.beam_size, EOS_ID
+        )
         found = beam_search(problem, n_best=n_best, **self.options)
         count = tf.size(length) * n_best
         outputs = tf.RaggedTensor.from_tensor(tf.reshape(found.ids, [count, tf.shape(found.ids)[2]]))

@@ -2,6 +2,7 @@
 
 import os
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 from keras import tree
 
 from tf_transformer.decoding.primitives import require_tensorflow
+from tf_transformer.inference.engine import strings_in
 from tf_transformer.masks import PAD_ID
 from tf_transformer.tokenizers.strings import beginnings, begun, utf8, valid_text
 from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer
@@ -62,19 +64,19 @@ class EncodedText(NamedTuple):
     truncated: bool
 
 
-class Served:
+class Served(ABC):
     """The base of what takes texts, in Python and as a SavedModel."""
 
     model: Any
     tokenizer: Tokenizer
 
+    @abstractmethod
     def signatures(self) -> dict[str, Callable[[Tensor], Any]]:
         """Returns functions of texts `(B,)` by the names of their signatures."""
-        raise NotImplementedError
 
+    @abstractmethod
     def metadata(self) -> dict[str, Any]:
         """Returns entries of `model_info`."""
-        raise NotImplementedError
 
     def save(self, path: str | os.PathLike[str], checked: bool = False, **metadata: Any) -> None:
         """Writes a SavedModel that takes texts, for TensorFlow Serving.
@@ -100,8 +102,7 @@ class Served:
             self.tokenizer,
             [Signature(name, function) for name, function in functions.items()],
             {"serving_default": {}},
-            **self.metadata(),
-            **metadata,
+            **{**self.metadata(), **metadata},
         )
         save_export(export, path, checked)
 
@@ -150,10 +151,15 @@ class TextModel(Served):
             raise BadInput("labels: expected the names of the classes with by_word=True, got None")
         self.model, self.tokenizer, self.max_length = model, tokenizer, max_length
         self.labels, self.by_word = None if labels is None else tuple(labels), by_word
-        # A trial call shows the shapes and builds the model.
-        outputs = self._outputs([EncodedText([EOS_ID, EOS_ID], [], [], False)])
+        try:  # A trial call shows the shapes.
+            outputs = self._outputs([EncodedText([EOS_ID, EOS_ID], [], [], False)])
+        except Exception as error:  # The model and Keras may raise any.
+            reason = " ".join(str(error).splitlines()[:1])[:200] or type(error).__name__
+            raise BadInput(f"model: expected one input, int32 ids (B, T), got another model: {reason}") from error
         if self.labels is None:
             return
+        if len(set(self.labels)) < len(self.labels) or any("\n" in label for label in self.labels):
+            raise BadInput(f"labels: expected different names of one line, got {', '.join(map(repr, self.labels))}")
         shape = ("T",) * by_word + (len(self.labels),)
         found = outputs[0].shape if isinstance(outputs, np.ndarray) else f"a {type(outputs).__name__}"
         if not isinstance(outputs, np.ndarray) or found != (2,) * by_word + (len(self.labels),):
@@ -164,8 +170,9 @@ class TextModel(Served):
 
     def encode(self, texts: Iterable[str | bytes]) -> list[EncodedText]:
         """Returns the token ids of texts, as the model reads them. With `by_word`, words are tokenized one by one."""
+        texts = list(strings_in(texts))
         if not self.by_word:
-            shortened = begun(list(texts), self.max_length)
+            shortened = begun(texts, self.max_length)
             rows = self.tokenizer.encode([text for text, _ in shortened])
             fits = self.max_length - 1
             return [
