@@ -17,7 +17,14 @@ import pytest
 
 import tf_transformer as tt
 from tf_transformer.training.callbacks import Checkpoints
-from tf_transformer.training.run import LOCK, Run
+from tf_transformer.training.run import LOCK, Run, described
+
+FORMER = {
+    "num_microbatches": "parts",
+    "learning_rate_factor": "factor",
+    "early_stopping_patience": "stop_after",
+    "label_smoothing": "epsilon",
+}
 
 CONFIG = tt.TransformerConfig(1, 12, 17, 3, dropout=0.3, vocab_size=19)
 
@@ -246,6 +253,22 @@ def test_what_may_change_as_a_run_goes_on(tmp_path):
     for name, value in changes.items():
         with pytest.raises(tt.BadInput, match=f"recipe.{name} was "):
             run.exists(SETTINGS | {"recipe": tt.Recipe(**{name: value}).to_dict()})
+
+
+def test_a_run_with_former_names_of_options_is_the_same_run(tmp_path):
+    """In its recipe, and in the schedule and the loss that it was given."""
+    recipe = tt.Recipe(steps=30, num_microbatches=2, learning_rate_factor=0.5, early_stopping_patience=7)
+    schedule, loss = tt.WarmupSchedule(32, 10, learning_rate_factor=0.5), tt.SmoothedCrossEntropy(0.2)
+    now = SETTINGS | {"recipe": recipe.to_dict(), "keras": {"schedule": described(schedule), "loss": described(loss)}}
+    run, text = Run(tmp_path), json.dumps(now)
+    for name, former in FORMER.items():
+        assert f'"{name}"' in text
+        text = text.replace(f'"{name}"', f'"{former}"')
+    run.begin(json.loads(text))
+    assert Run(tmp_path).exists(now)
+    for made in (schedule, loss):
+        config = {FORMER.get(name, name): value for name, value in made.get_config().items()}
+        assert type(made).from_config(config).get_config() == made.get_config()
 
 
 def test_a_run_of_another_version_is_refused(tmp_path):
