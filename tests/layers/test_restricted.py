@@ -109,6 +109,15 @@ def test_an_encoder_layer(mask):
         close(scores[b], expected[1])
 
 
+def test_an_encoder_layer_under_a_mask_by_query():
+    x, mask = normal(B, LENGTH, d), np.random.default_rng(3).random((B, LENGTH, LENGTH)) < 0.7
+    plain = built(EncoderLayer)
+    plain.set_weights(RESTRICTED.get_weights())
+    near = array(near_mask(LENGTH, WINDOW))
+    close(RESTRICTED(x, attention_mask=mask), plain(x, attention_mask=mask & near))
+    close(RESTRICTED(x, use_causal_mask=True), plain(x, attention_mask=near & np.tri(LENGTH, dtype=bool)))
+
+
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="lengths are known when others compile")
 @pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["graph", "jit"])
 def test_a_restricted_layer_of_lengths_unknown_until_it_runs(jit):

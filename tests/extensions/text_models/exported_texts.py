@@ -12,6 +12,8 @@ TEXTS = [
     "\x00\x01 \u200b",
     b"\xff door",
     "日本語",
+    "a red door " * 4000,
+    "the door " * 5,
 ]
 CALL = """
 import json, sys

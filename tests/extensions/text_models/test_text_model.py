@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from exported_texts import TEXTS, served
+from promises import tensorflow_only
 
 import tf_transformer as tt
 from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID
@@ -69,6 +70,7 @@ def test_a_word_has_the_label_of_its_first_token(tokenizer):
         assert found == [(words[i], LABELS[classes[ends[i] - len(tokens[i])]]) for i in read]
 
 
+@tensorflow_only
 @pytest.mark.parametrize("kind", ["scores", "labels", "words"])
 def test_an_export_answers_as_python_does(tokenizer, tmp_path, kind):
     make = tagger if kind == "words" else classifier
@@ -86,6 +88,18 @@ def test_an_export_answers_as_python_does(tokenizer, tmp_path, kind):
         assert outputs["labels"] == [" ".join(label for _, label in row) for row in expected]
         assert outputs["words"] == [" ".join(word for word, _ in row) for row in expected]
     assert outputs["truncated"] == [row.truncated for row in model.encode(texts)]
+
+
+@tensorflow_only
+@pytest.mark.parametrize("by_word", [False, True])
+def test_of_a_huge_text_only_its_beginning_is_tokenized(tokenizer, monkeypatch, by_word):
+    model = tagger(tokenizer.vocab_size) if by_word else classifier(tokenizer.vocab_size)
+    text_model, sizes = tt.TextModel(model, tokenizer, 19, LABELS, by_word), []
+    tokenize = tokenizer.tokenize
+    monkeypatch.setattr(tokenizer, "tokenize", lambda texts: sizes.append(texts.numpy()) or tokenize(texts))
+    *_, truncated = text_model._encode_in_graph(["a red door " * 4000, "a door"])
+    assert sum(len(text) for texts in sizes for text in texts) < 64 * 20 + 20
+    assert truncated.numpy().tolist() == [True, False]
 
 
 def test_wrong_models_are_refused(tokenizer):
