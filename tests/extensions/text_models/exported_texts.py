@@ -13,7 +13,7 @@ TEXTS = [
     b"\xff door",
     "日本語",
     "a red door " * 4000,
-    "the door " * 5,
+    "the door " * 12,
 ]
 CALL = """
 import json, sys
