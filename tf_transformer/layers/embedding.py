@@ -127,6 +127,10 @@ class PositionalEncoding(Positions):
         summed = ops.cast(x, "float32") + self.encoding_of(x)
         return self._drop(ops.cast(summed, self.compute_dtype), training=training)
 
+    def compute_output_spec(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # Traced on JAX and PyTorch, x of unknown length would have 83, perhaps more than there are learned positions.
+        return keras.KerasTensor(x.shape, self.compute_dtype)
+
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
