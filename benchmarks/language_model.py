@@ -152,15 +152,17 @@ def _copy(theirs: Engine, ours: Engine) -> None:
     """Copies KerasHub's weights into our layers."""
     import keras
 
-    ours.embedding.embeddings.assign(theirs.embedding.token_embedding.embeddings)
-    ours.embedding.position_embeddings.assign(theirs.embedding.position_embedding.position_embeddings)
+    # Through NumPy: on JAX, an array that both models held would go when one of them trains.
+    array = keras.ops.convert_to_numpy
+    ours.embedding.embeddings.assign(array(theirs.embedding.token_embedding.embeddings))
+    ours.embedding.position_embeddings.assign(array(theirs.embedding.position_embedding.position_embeddings))
     pairs = [(ours.norm, theirs.norm)]
     for our, their in zip(ours.blocks, theirs.blocks, strict=True):
         attention, their_attention = our.self_attention, their._self_attention_layer
         for name in ("query", "key", "value", "output"):
             dense, projection = getattr(attention, f"{name}_projection"), getattr(their_attention, f"_{name}_dense")
             for ours_of, theirs_of in zip(dense.weights, projection.weights, strict=True):
-                ours_of.assign(keras.ops.reshape(theirs_of.value, ours_of.shape))
+                ours_of.assign(array(theirs_of).reshape(ours_of.shape))
         pairs += [
             (our.feed_forward.hidden, their._feedforward_intermediate_dense),
             (our.feed_forward.output_projection, their._feedforward_output_dense),
