@@ -107,9 +107,11 @@ TEXTS["transformer_parser"] = ["The old woman sleeps .", "", "Dogs sleep .", "  
 
 # The error of a family that a format cannot hold.
 
-ONE_MODEL = ("ctranslate2", "transformers", "litert", "onnx")
+ONE_MODEL = ("ctranslate2", "argos", "transformers", "litert", "onnx")
 CANNOT_BE_SAVED = {("transformer_ensemble", name): "expected one model" for name in ONE_MODEL}
 CANNOT_BE_SAVED |= {("transformer_parser", name): "translator: expected a TextModel, got Parser(" for name in ONE_MODEL}
+SEVERAL_TOKENIZERS = ("marian", "marian_separate", "m2m100", "m2m100_nllb")
+CANNOT_BE_SAVED |= {(name, "argos"): "argos: expected a model of one pair" for name in SEVERAL_TOKENIZERS}
 CANNOT_BE_SAVED["transformer_learned", "transformers"] = "positions: expected sinusoidal"
 
 
@@ -369,6 +371,17 @@ def transformers(path, texts):
     return ["" if wordless.fullmatch(text) else output for text, output in zip(texts, outputs, strict=True)]
 
 
+def argos(path, texts):
+    """The CTranslate2 export inside of the package. test_argos.py has Argos Translate itself."""
+    (file,) = path.iterdir()
+    folder = path.parent / "unpacked"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.unpack_archive(file, folder, "zip")
+    (root,) = folder.iterdir()
+    shutil.copy(root / "sentencepiece.model", root / "model" / "tokenizer.model")
+    return ctranslate2(root / "model", texts)
+
+
 class Door(NamedTuple):
     """A way from an export to outputs."""
 
@@ -394,5 +407,6 @@ DOORS = {
     "gRPC": Door(grpc, OPENED),
     "client alone": Door(client_alone, ("litert", "onnx")),
     "CTranslate2": Door(ctranslate2, ("ctranslate2",), ours=False),
+    "Argos Translate": Door(argos, ("argos",), ours=False),
     "transformers": Door(transformers, ("transformers",), ours=False),
 }

@@ -39,7 +39,7 @@ SPAN, CALL = re.compile(r"`([^`]+)`"), re.compile(r"tf-transformer \w|python -m"
 DRY = r"""PATH=; exec 3>&1
 say() { { printf '%s\037' "$@"; printf '\036'; } >&3; }
 tf-transformer() { say tf-transformer "$@"; }; python() { say python "$@"; }; python3() { say python "$@"; }
-for other in . curl docker git hf jupyter make node pip pytest sh tensorboard; do eval "$other() { :; }"; done
+for other in . argospm curl docker git hf jupyter make node pip pytest sh tensorboard; do eval "$other() { :; }"; done
 """
 
 

@@ -23,8 +23,10 @@ ROWS = {
     "litert": {("transformer", "int8")},
     "onnx": {("transformer_learned", "float32")},
     "ctranslate2": {("marian", "float32"), ("m2m100_nllb", "float32")},
+    "argos": {("transformer", "float32")},
     "transformers": {("m2m100_nllb", "float32")},
 }
+PAIR = {"source_language": "en", "target_language": "de"}  # which a package for Argos Translate needs
 
 
 def test_the_table_has_what_the_registries_have():
@@ -60,12 +62,13 @@ class Row:
         self.name = (family, format, dtype)
         self.model = FAMILIES[family](translator, folder / "checkpoint")
         self.path, self._expected = folder / "name" / "1", None
-        if format in ("ctranslate2", "transformers"):
+        if format in ("ctranslate2", "argos", "transformers"):
             # Their length penalties differ, and a checkpoint does not store how long an output of a source may be.
             defaults = ("max_source_length", "extra_length") if format == "transformers" else ()
             self.model = self.model.replace(beam_size=1, **{name: SEARCH_OPTIONS[name].default for name in defaults})
         slow = (family, dtype) not in ROWS[format]
         options = {"completions": True} if format == "savedmodel" and slow and family != "transformer_parser" else {}
+        options |= PAIR if format == "argos" else {}
         formats()[format].save(self.model, self.path, None if dtype == "float32" else dtype, **options)
 
     def expected(self):
@@ -132,5 +135,10 @@ def test_cell(family, format, dtype, door, saved_in, whole_checks):
 @pytest.mark.parametrize(("family", "format"), CANNOT_BE_SAVED)
 def test_what_cannot_be_saved(family, format, translator, tmp_path):
     with pytest.raises(tt.BadInput, match=re.escape(CANNOT_BE_SAVED[family, format])):
-        formats()[format].save(FAMILIES[family](translator, tmp_path / "checkpoint"), tmp_path / "1", None)
+        formats()[format].save(
+            FAMILIES[family](translator, tmp_path / "checkpoint"),
+            tmp_path / "1",
+            None,
+            **(PAIR if format == "argos" else {}),
+        )
     assert not (tmp_path / "1").exists()

@@ -31,6 +31,7 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "litert": "extensions.interop.formats:LITERT",
         "onnx": "extensions.interop.formats:ONNX",
         "ctranslate2": "extensions.interop.formats:CTRANSLATE2",
+        "argos": "extensions.interop.formats:ARGOS",
         "transformers": "extensions.interop.formats:TRANSFORMERS",
     },
     # A folder belongs to the first family that recognizes it. MarianMT accepts any archive as a tokenizer, and the

@@ -34,7 +34,7 @@ from tf_transformer.utils.terminal import is_watched, say
 from tf_transformer.utils.values import Amount, Count, Natural, check_fields, checked
 
 RATE_CALLBACKS = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
-Answers = Callable[[list[str]], list[str]]  # from sources to outputs
+Translate = Callable[[list[str]], list[str]]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ class DevScore(keras.callbacks.Callback):
     """
 
     @checked
-    def __init__(self, function: Answers, dev: DevText, show: Natural = 2, logs: str | os.PathLike[str] | None = None):
+    def __init__(
+        self, function: Translate, dev: DevText, show: Natural = 2, logs: str | os.PathLike[str] | None = None
+    ):
         super().__init__()
         self.function, self.dev, self.show = function, dev, show
         self.logs = None if logs is None else user_path(logs, "logs")
@@ -173,8 +175,7 @@ class Bar(ProgressLogger):
         self.bar = keras.utils.Progbar(count, unit_name="step")
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
-        # A bar that is wider than the terminal would fill it with copies instead of changing in place.
-        # The bar, its counts and its times take 50 columns.
+        # A bar wider than the terminal would be printed again at each step. Its counts and times take 50 columns.
         columns, values = shutil.get_terminal_size((80, 24)).columns - 50, dict[str, Any]()
         for name in ("loss", "tokens/s", "accuracy", *logs):
             columns -= len(f" - {name}: 12345.6789")
@@ -206,7 +207,7 @@ class StopOnNonFinite(keras.callbacks.Callback):
         self.batches, self.number, self.skip = batches, first, skip
 
     def on_train_begin(self, logs: object = None) -> None:
-        self.counts = hasattr(self.model, "not_finite")  # on TensorFlow
+        self.counts = hasattr(self.model, "not_finite")  # TensorFlow only
         # The model remembers that many steps.
         self.every = self.model.not_finite_steps.shape[0] if self.counts else 50
         self.seen = int(self.model.not_finite.numpy()) if self.counts else 0
@@ -232,7 +233,7 @@ class StopOnNonFinite(keras.callbacks.Callback):
         if not self.counts:
             if count and not math.isfinite(float(self.loss)):
                 steps = f"steps {self.number - count + 1:,} to {self.number:,}"
-                raise BadInput(f"{steps}: a loss is not finite; the last checkpoint is from before it")
+                raise BadInput(f"{steps}: a loss is not finite. The last checkpoint is from before it.")
             return
         before, self.seen = self.seen, int(self.model.not_finite.numpy())
         if self.seen == before:
@@ -242,17 +243,17 @@ class StopOnNonFinite(keras.callbacks.Callback):
         first = self.number - int(self.model.steps_made.numpy())
         numbers = [first + int(step) for step in newest]
         if not self.skip:
-            raise BadInput(f"{self._describe(numbers[0])}; the last checkpoint is from before it")
+            raise BadInput(f"{self._describe(numbers[0])}. The last checkpoint is from before it.")
         # It takes a while to find the lines of a batch.
         for number in numbers[:3]:
-            say(f"\n  {self._describe(number)}; this update was left out")
+            say(f"\n  {self._describe(number)}. This update was skipped.")
         if numbers[3:]:
-            say(f"  {self.seen - before - 3:,} more updates were left out, of steps {', '.join(map(str, numbers[3:]))}")
+            say(f"  {self.seen - before - 3:,} more updates were skipped, at steps {', '.join(map(str, numbers[3:]))}")
 
     def _describe(self, number: int) -> str:
         lines: Any = sorted(filter(None, self.batches[number - 1].lines.tolist()))  # rows of padding have 0
-        others = f" and {len(lines) - 20:,} others" if len(lines) > 20 else ""
-        lines = f"lines {', '.join(map(str, lines[:20]))}{others} of the training text"
+        omitted = f" and {len(lines) - 20:,} others" if len(lines) > 20 else ""
+        lines = f"lines {', '.join(map(str, lines[:20]))}{omitted} of the training set"
         return f"step {number:,}: the loss or a gradient is not finite, from {lines}"
 
 
@@ -281,7 +282,7 @@ class StopAfter(keras.callbacks.Callback):
 
 
 class TensorBoardScalars(keras.callbacks.Callback):
-    """Writes the values of each epoch for TensorBoard by its own package, without TensorFlow.
+    """Writes the values of each epoch with TensorBoard's package, which does not need TensorFlow.
 
     Args:
         logs: TensorBoard's folder.
@@ -311,8 +312,8 @@ class TensorBoardScalars(keras.callbacks.Callback):
 
 
 def board(logs: Path) -> list[keras.callbacks.Callback]:
-    """Returns the callback that writes for TensorBoard, by TensorFlow if it is installed; none without TensorBoard."""
-    # TensorFlow writes by TensorBoard's package, too.
+    """Returns a callback that writes for TensorBoard, with TensorFlow if installed, or none without TensorBoard."""
+    # TensorFlow also writes with TensorBoard's package.
     if not _is_installed("tensorboard"):
         say("nothing for TensorBoard, which is not installed: pip install tensorboard")
         return []

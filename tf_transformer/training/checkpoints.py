@@ -50,7 +50,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     In the logs, "tokens/s" replaces the metric `TokenCount`, if the model has it. Each row has the learning rate and
     the norm of the last gradient. `fit` skips completed epochs and logs this. Weights, optimizer and learning rate are
-    then the checkpoint's; it raises an error if the model was compiled with another optimizer, rate or loss.
+    then the checkpoint's. If the model was compiled with another optimizer, rate or loss, it raises an error.
 
     If the optimizer has `use_ema=True`, validation, later callbacks at an epoch's end and the stored weights are the
     moving averages, and training resumes from the weights that it had. Don't add `SwapEMAWeights`, which would exchange
@@ -65,7 +65,7 @@ class Checkpoints(keras.callbacks.Callback):
             the folder has one.
         steps: Last step of the training, where an epoch ends. `None` leaves that to `fit`.
         until: Step to save and stop at. `None` means no such stop.
-        alone: Whether this process trains by itself. One of several workers stops only where the others do.
+        single_process: Whether only this process trains. One of several workers stops only where the others do.
 
     Attributes:
         step: Number of updates made.
@@ -79,20 +79,20 @@ class Checkpoints(keras.callbacks.Callback):
         tokenizer: "Tokenizer | None" = None,
         steps: Count | None = None,
         until: Count | None = None,
-        alone: bool = True,
+        single_process: bool = True,
     ):
         super().__init__()
         self.run = run if isinstance(run, Run) else Run(run)
         self.tokenizer = tokenizer
-        self.steps, self.until, self.alone = steps, until, alone
+        self.steps, self.until, self.single_process = steps, until, single_process
         newest = self.run.newest()
         self._set_state(newest[1] if newest else {"step": 0})
         # It may raise, so that nothing is saved.
         self.before_saving: Callable[[], None] = lambda: None
-        self._restored: keras.Model | None = None  # by the caller, who then chooses the epoch that `fit` begins with
-        self._locked = False  # by this callback
+        self._restored: keras.Model | None = None  # set if the caller restored it and chooses the first epoch
+        self._locked = False  # True if this callback holds the lock
         self._averaged = False  # the model has the moving averages, and the optimizer the weights
-        self._scoring = False  # an epoch's steps are made; its row and its checkpoint are not
+        self._scoring = False  # True from an epoch's last step until its checkpoint is saved
         self.told_to_stop = 0  # the signal's number
 
     def _set_state(self, state: dict[str, Any]) -> None:
@@ -102,13 +102,13 @@ class Checkpoints(keras.callbacks.Callback):
         self.tokens: int | None = None if rows and not tokens else tokens  # `None` if not counted
         self.seconds: float = state.get("seconds", 0.0)
         self.stopped_of = state.get("stopped_of", 0)  # the last step of a training that another callback stopped
-        self.half_done = state.get("half_done")  # of a partial epoch: seconds, and the metrics' sums
-        self._compiled: dict[str, Any] = state.get("compiled", {})  # of a run that this callback created
+        self.partial_epoch = state.get("half_done")  # seconds and metric sums
+        self._compiled: dict[str, Any] = state.get("compiled", {})  # stored if this callback created the run
 
     def restore(self, model: keras.Model) -> None:
         """Loads the newest checkpoint, if there is one, into a built and compiled model.
 
-        `fit` then begins at its `initial_epoch`; without this call it begins after the last complete epoch.
+        `fit` then begins at its `initial_epoch`. Without this call it begins after the last complete epoch.
         """
         strategy = getattr(model, "distribute_strategy", None)
         with strategy.scope() if strategy else contextlib.nullcontext():
@@ -127,14 +127,14 @@ class Checkpoints(keras.callbacks.Callback):
             return
         try:
             self._create_run()
-            now = compiled(self.model)  # before a callback changes the rate
+            compiled_now = compiled(self.model)  # a callback may change the rate later
             self.restore(self.model)
             self._restored = None
         except BaseException:
             self._end_fit()
             raise
         if not self.step:
-            self._compiled = now
+            self._compiled = compiled_now
         else:
             done, epochs = self.epoch, self.params["epochs"]
             say(
@@ -143,8 +143,8 @@ class Checkpoints(keras.callbacks.Callback):
             )
             if epochs <= done:
                 all_epochs = f"all {epochs:,} epochs are" if epochs > 1 else "the one epoch is"
-                say(f"{all_epochs} done: nothing to train; give more epochs=, or another folder")
-        # Keras has this attribute for its own BackupAndRestore.
+                say(f"{all_epochs} done: nothing to train. Pass more epochs= or another folder.")
+        # Keras has this attribute for its BackupAndRestore.
         self.model._initial_epoch = self.epoch or None
 
     def _create_run(self) -> None:
@@ -158,12 +158,12 @@ class Checkpoints(keras.callbacks.Callback):
         if exists:
             # Raises if the settings differ.
             self.run.exists(self.run.settings() | {"model": model})
-        # A run may have begun without a tokenizer, or have been killed before it stored one.
+        # A run may have started without a tokenizer, or been killed before it stored one.
         if tokenizer and exists and file.exists():
             from tf_transformer.models.families import load_tokenizer  # needs TensorFlow
 
             if load_tokenizer(file).fingerprint != tokenizer.fingerprint:
-                raise BadInput(f"tokenizer: expected that of the run, {file}, got another; give another folder")
+                raise BadInput(f"tokenizer: expected that of the run, {file}, got another. Pass another folder.")
         elif tokenizer:
             tokenizer.save(file)
         if not exists:
@@ -171,7 +171,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     def on_train_end(self, logs: object = None) -> None:
         self._end_fit()
-        if self.told_to_stop:  # also by a signal while the last epoch ended
+        if self.told_to_stop:  # a signal may arrive while the last epoch ends
             raise self._stopped()
 
     def _stopped(self) -> TrainingInterrupted:
@@ -198,8 +198,8 @@ class Checkpoints(keras.callbacks.Callback):
                 raise KeyboardInterrupt
 
         # Python sets handlers in its main thread only.
-        able = self.alone and threading.current_thread() is threading.main_thread()
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT) if able}
+        can_handle = self.single_process and threading.current_thread() is threading.main_thread()
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT) if can_handle}
         before: dict[int, Any] = {
             number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)
         }
@@ -231,18 +231,18 @@ class Checkpoints(keras.callbacks.Callback):
             raise self._stopped()
         self.began = time.perf_counter()
         self.first = self.step
-        if self.half_done:
-            self.began -= self.half_done["seconds"]
+        if self.partial_epoch:
+            self.began -= self.partial_epoch["seconds"]
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         self.elapsed = time.perf_counter() - self.began
         self.step = self.first + batch + 1
-        if self.half_done:
+        if self.partial_epoch:
             # All metrics are sums. They are added after the first step, since that creates some of them.
-            for variable, value in zip(self.model.metrics_variables, self.half_done["metrics"], strict=True):
-                now = convert_to_numpy(variable)
-                variable.assign(now + np.asarray(value, now.dtype))
-            self.half_done = None
+            for variable, value in zip(self.model.metrics_variables, self.partial_epoch["metrics"], strict=True):
+                current = convert_to_numpy(variable)
+                variable.assign(current + np.asarray(value, current.dtype))
+            self.partial_epoch = None
         self._logs = dict(logs)
         if "tokens" in logs:
             logs["tokens/s"] = logs.pop("tokens") / self.elapsed
@@ -267,7 +267,7 @@ class Checkpoints(keras.callbacks.Callback):
             self._averaged = exchange_averages(self.model) and use
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        """Adds a row to the history and saves; `logs` are the epoch's, or only those of its steps."""
+        """Adds a row to the history and saves a checkpoint. `logs` may have only the values of the epoch's steps."""
         self._scoring = False
         self.seconds += self.elapsed
         if "tokens" in logs:
@@ -278,7 +278,7 @@ class Checkpoints(keras.callbacks.Callback):
             self.tokens = None
         logs.pop("val_tokens", None)
         logs["learning_rate"] = float(convert_to_numpy(self.model.optimizer.learning_rate))
-        if hasattr(self.model, "gradient_norm"):  # on TensorFlow
+        if hasattr(self.model, "gradient_norm"):  # TensorFlow only
             logs["gradient_norm"] = float(self.model.gradient_norm.numpy())
         row = {"step": self.step} | self._counted() | {"seconds": round(self.seconds, 1)}
         self.run.history.append(row | numbers_in(logs))

@@ -21,7 +21,7 @@ RENAMED = {"WarmupSchedule": {"factor": "learning_rate_factor"}, "SmoothedCrossE
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """The paper's learning rate, equation (3): d_model^-0.5 * min(step_num^-0.5, step_num * warmup_steps^-1.5).
+    """Learning rate of the paper, equation (3): d_model^-0.5 * min(step_num^-0.5, step_num * warmup_steps^-1.5).
 
     Args:
         d_model: Width of the model.
@@ -104,8 +104,7 @@ class Adam(keras.optimizers.Adam):
         import tensorflow as tf
 
         # TensorFlow registers a gradient of each sum that it traces and never frees it, nor the graph around it.
-        alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
-        sums = self.sums_gradients and not alone
+        sums = self.sums_gradients and tf.distribute.get_strategy().num_replicas_in_sync > 1
         return super()._all_reduce_sum_gradients(grads_and_vars) if sums else grads_and_vars
 
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
@@ -207,8 +206,8 @@ def _tokens(y_true: Tensor, y_pred: Tensor, ignore_class: int | None) -> tuple[A
     """Checks labels and logits.
 
     Returns:
-        Labels, int32 [B, T], 0 for tokens that don't count; logits [B, T, V]; and weights, float32 [B, T], which are 0
-        or 1, or NaN if a label that counts is not a class.
+        A tuple of labels, logits and weights. Labels are int32 [B, T], 0 for tokens that don't count. Logits are
+        [B, T, V]. Weights are float32 [B, T], 0 or 1, or NaN if a label that counts is not a class.
 
     Raises:
         BadInput: If the shapes differ, the labels' dtype rounds them, or a label's value is known and not a class.
@@ -245,7 +244,7 @@ def _tokens(y_true: Tensor, y_pred: Tensor, ignore_class: int | None) -> tuple[A
 
 
 def _wrong_label(y_true: Tensor, counted: Tensor, V: Any) -> int | None:
-    """Returns a label that counts but is not a class. `None` if there is none, or if the values are not known yet."""
+    """Returns a label that counts but is not a class, or `None` if all are classes or the values are unknown yet."""
     try:
         labels = ops.convert_to_numpy(y_true)
         wrong = ~((labels >= 0) & (labels < V))
@@ -273,11 +272,11 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     Call arguments:
         y_true: Integer labels of shape `(B, T)` or `(B, T, 1)`.
         y_pred: Logits of shape `(B, T, V)`.
-        sample_weight: Weights w of shape `(B,)` or `(B, T)`. As in Keras's losses, the mean is sum(w * loss) / N, with
+        sample_weight: Weights w of shape `(B,)` or `(B, T)`. The mean is sum(w * loss) / N like in Keras's losses, with
             N the number of tokens that count.
 
     Returns:
-        The mean in nats, a float32 scalar; or the losses of shape `(B, T)`, 0 for a token that does not count.
+        The mean in nats, a float32 scalar, or the losses of shape `(B, T)`, 0 for a token that does not count.
 
     Raises:
         BadInput: If a label is neither `ignore_class` nor from 0 to below V. On an accelerator or in a compiled step on

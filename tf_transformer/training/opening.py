@@ -28,7 +28,7 @@ def is_run(path: str) -> bool:
 
 @checked
 def from_runs(folders: list[str | Path], average_last: Count | None = None) -> Rebuilt:
-    """Loads the average of a run's last checkpoints, in float32; several runs form an `Ensemble`.
+    """Loads the average of a run's last checkpoints, in float32. Several runs form an `Ensemble`.
 
     Raises:
         BadInput: If a folder holds no run or no checkpoint, or runs differ in configuration or tokenizer.
@@ -59,7 +59,7 @@ def from_runs(folders: list[str | Path], average_last: Count | None = None) -> R
 
 
 def open_runs(folders: list[str], **options: Any) -> Engine:
-    """Returns the engine of a run's task; several runs form an `Ensemble`."""
+    """Returns the engine of a run's task. Several runs form an `Ensemble`."""
     task = task_of(Run(folders[0]).settings()["kind"])
     return task.engine(Translator.from_pretrained(folders, **{**task.run_options, **options}))
 

@@ -8,7 +8,7 @@ from tf_transformer.utils.type_names import VocabularyKind
 from tf_transformer.utils.values import Count, Natural, Positive, Rate, Seed, between, check_fields, checked
 
 Microbatches = Annotated[int, between(1, 1_024)]  # The graph of a step has all of them.
-PAPER_STEPS = 100_000  # of `base` (section 5.2)
+PAPER_STEPS = 100_000  # the paper's `base` (section 5.2)
 # Options that may change when a run is resumed.
 CHANGEABLE = {"steps", "epochs", "eval_every", "early_stopping_patience", "average_last", "dev_sentences"}
 CHANGEABLE |= {"num_microbatches", "on_nan", "jit_compile"}
@@ -16,7 +16,7 @@ CHANGEABLE |= {"num_microbatches", "on_nan", "jit_compile"}
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How to train a Transformer (section 5). The defaults train the paper's `base`, unless noted otherwise.
+    """Settings of a training (section 5). The defaults train the paper's `base`, unless noted otherwise.
 
     Attributes:
         steps: number of updates. `None` means the paper's 100,000 for `base`, unless `epochs` is set.
@@ -82,12 +82,12 @@ class Recipe:
             raise BadInput(f"expected steps or epochs, got {self.steps:,} steps and {self.epochs:,} epochs")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain values, for JSON; `Recipe(**recipe.to_dict()) == recipe`."""
+        """Returns the fields as plain values for JSON. `Recipe(**recipe.to_dict())` equals the recipe."""
         return dataclasses.asdict(self)
 
     @property
     def averaged(self) -> int:
-        """The number of checkpoints to average at the end."""
+        """Number of checkpoints to average at the end."""
         return self.average_last or (1 if self.ema_momentum else 5)
 
     @checked
@@ -129,7 +129,7 @@ def recipe_of(preset: str, kind: Literal["translation", "parsing"]) -> Recipe:
         kind: "translation" or "parsing".
 
     Raises:
-        BadInput: If there is no such preset, or it is one for parsing and not for translation.
+        BadInput: If the preset does not exist, or is for parsing instead of translation.
     """
     names = [name for name in PRESETS if kind == "parsing" or not name.startswith("parsing")]
     if preset not in names:

@@ -24,7 +24,7 @@ from tf_transformer.utils.reading import check_file, check_h5, check_kinds, made
 from tf_transformer.utils.terminal import say
 from tf_transformer.utils.values import Count, Natural, checked
 
-VERSION = 1  # of config.json
+VERSION = 1  # format of config.json
 STOPPED = "-stopped"  # suffix of a checkpoint that was saved within an epoch
 LOCK = ".lock"
 START = "start.weights.h5"
@@ -36,11 +36,11 @@ STATE |= {"stopped_of": int, "half_done": dict, "compiled": dict, "averaged": bo
 
 
 class History(list[dict[str, Any]]):
-    """The rows of a run's history, one per checkpoint, with a short text for a notebook."""
+    """Rows of a run's history, one per checkpoint, with a short text for notebooks."""
 
     @property
     def history(self) -> dict[str, list[Any]]:
-        """The columns by name, as in Keras's `History`; `None` where a row has no such value."""
+        """Columns by name, like those of Keras's `History`. `None` marks a row without such a value."""
         names = dict.fromkeys(name for row in self for name in row)
         return {name: [row.get(name) for row in self] for name in names}
 
@@ -51,11 +51,11 @@ class History(list[dict[str, Any]]):
 
 
 class Run:
-    """The folder of a training run.
+    """Folder of a training run.
 
-    It holds config.json, tokenizer.model, checkpoints/, logs/, history.csv and metrics.json; ids/, the tokenized
-    training set, unless it comes from prepared records; and start.weights.h5, if the run began with another model's
-    weights. docs/reference/run.md lists the fields of each file.
+    It holds config.json, tokenizer.model, checkpoints/, logs/, history.csv and metrics.json. It also holds ids/, the
+    tokenized training set, unless that comes from prepared records, and start.weights.h5, if the run started from
+    another model. docs/reference/run.md lists the fields of each file.
 
     A checkpoint is a folder checkpoints/step-N. It holds the weights of model and optimizer, and state.json with the
     step, the random state, the history and a checksum of the weights. It is written to a temporary folder and then
@@ -65,7 +65,7 @@ class Run:
     Args:
         path: Folder of the run.
         keep: Number of checkpoints to keep. Older ones are removed.
-        writes: Whether this process writes. Of several workers, one does.
+        writes: Whether this process writes. Only one of several workers does.
     """
 
     _locks: ClassVar[dict[Path, contextlib.ExitStack]] = {}  # held by this process, by folder
@@ -110,7 +110,7 @@ class Run:
 
     @property
     def way_out(self) -> str:
-        """The advice of error messages: how to train with other settings."""
+        """Advice for error messages: how to train with other settings."""
         start = f'start=tt.Translator.from_pretrained("{self.path}")'
         return f"another folder, with {start} (--from {self.path}) to begin with these weights"
 
@@ -118,7 +118,7 @@ class Run:
         """Returns the contents of config.json.
 
         Raises:
-            BadInput: If there is none, it is something else, or it has another version.
+            BadInput: If the file is missing, is something else, or has another version.
         """
         file = self.path / "config.json"
         if not file.is_file():
@@ -235,7 +235,7 @@ class Run:
         return folder
 
     def newest(self) -> tuple[Path, dict[str, Any]] | None:
-        """Returns the folder and the state.json of the newest undamaged checkpoint; `None` if there is none."""
+        """Returns the folder and the state.json of the newest undamaged checkpoint, or `None` without one."""
         for folder in reversed(self.checkpoints()):
             try:
                 return folder, _whole(folder)
@@ -316,7 +316,7 @@ def compiled(model: keras.Model) -> dict[str, Any]:
 
 
 def inner(optimizer: Any) -> Any:
-    """Returns the optimizer itself; with float16, Keras wraps it in one that scales the loss."""
+    """Returns the optimizer itself. With float16, Keras wraps it in one that scales the loss."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
@@ -394,14 +394,14 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
             values = now.get("train"), before["sha256"], now["sha256"]
             columns = (value if isinstance(value, list) else [value] for value in values)
             files = [str(file) for file, old, new in zip(*columns, strict=False) if file and old != new]
-            differences.append("the training text has changed" + (f": {', '.join(files)}" if files else ""))
+            differences.append("the training set has changed" + (f": {', '.join(files)}" if files else ""))
     for name in names:
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             differences += _differences(old, new, f"{prefix}{name}.")
         elif name == "dev" and old != new:
-            differences.append("the dev text has changed")
-        elif old != new and (old or new):  # an option that another version lacks counts as off
+            differences.append("the dev set has changed")
+        elif old != new and (old or new):  # an option missing from another version counts as off
             # Rates as people write them, unless that hides the difference: Keras has all digits of a float32.
             short = [json.dumps(float(str(np.float32(x))) if isinstance(x, float) else x) for x in (old, new)]
             was, is_now = short if short[0] != short[1] else (json.dumps(old), json.dumps(new))

@@ -13,7 +13,7 @@ from tf_transformer.evaluation import bleu
 from tf_transformer.inference.engine import Engine
 from tf_transformer.inference.translator import Translator
 from tf_transformer.tokenizers.tokenizer import Tokenizer
-from tf_transformer.training.callbacks import Answers
+from tf_transformer.training.callbacks import Translate
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Task:
     metric: str
     read: Callable[[Files], Texts]
     scores: Callable[[list[str], list[str]], dict[str, Any]]
-    decoder: Callable[[TextDecoder, Tokenizer], Answers]
+    decoder: Callable[[TextDecoder, Tokenizer], Translate]
     engine: Callable[[Translator], Engine] = lambda translator: translator
     recognizes: Callable[[Tokenizer], bool] = lambda tokenizer: False
     run_options: Mapping[str, Any] = field(default_factory=dict)
@@ -54,5 +54,5 @@ TRANSLATION = Task(
 
 
 def task_of(kind: str) -> Task:
-    """Returns the task of a kind of run. It raises BadInput if there is none."""
+    """Returns the task of a kind of run. Raises `BadInput` if the kind is unknown."""
     return registry.find("tasks", kind)

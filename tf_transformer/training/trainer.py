@@ -27,13 +27,13 @@ from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.training import losses as training
 from tf_transformer.training.callbacks import (
     RATE_CALLBACKS,
-    Answers,
     Checkpoints,
     DevScore,
     DevText,
     StopAfter,
     StopOnNonFinite,
     TrainingInterrupted,
+    Translate,
     board,
     progress,
 )
@@ -107,7 +107,7 @@ class Trainer:
         if self.start:
             self._check_start(self.start)
         if self.tokenizer and self.start:
-            raise BadInput("tokenizer: expected none with start, which has its own")
+            raise BadInput("tokenizer: cannot be combined with start, which has a tokenizer")
         if self.tokenizer and self.tokenizer.vocab_size != (V := config.vocab_size):
             raise BadInput(f"tokenizer: expected one of the config's vocab_size={V}, got {self.tokenizer.vocab_size}")
         if self.max_length:
@@ -131,21 +131,21 @@ class Trainer:
         self._strategy = self.strategy or distribution.current()
         if recipe.early_stopping_patience and distribution.is_a_worker(self._strategy):
             raise BadInput(
-                f"early_stopping_patience: expected none on several machines, got {recipe.early_stopping_patience}"
+                f"early_stopping_patience: expected None on several machines, got {recipe.early_stopping_patience}"
             )
         if recipe.jit_compile == "on" and (replicas := distribution.replicas(self._strategy)) > 1:
             raise BadInput(f"jit_compile: expected auto or off on {replicas} devices, got on, which is for one")
         self.writes = distribution.is_chief(self._strategy)
         # Two at least: if the newest is damaged, training resumes from the previous one.
         self.run = Run(self.path, max(2, recipe.averaged), self.writes)
-        # Of the last `fit`: the last step of the training, and the step that it resumed from.
+        # The last `fit` sets these to the last step of the training and the step that it resumed from.
         self.steps = self.began = 0
         self._model: Transformer | None = None
         self._batches: tuple[Batches, Batches] | None = None  # training and dev set
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The contents of this run's config.json."""
+        """Contents of this run's config.json."""
         settings: dict[str, Any] = {
             "kind": self.corpus.kind,
             "model": self.config.to_dict(),
@@ -169,10 +169,10 @@ class Trainer:
     def _check_optimizer(self) -> None:
         recipe, optimizer = self.recipe, inner(self.optimizer)
         if self.schedule and recipe.learning_rate:
-            raise BadInput("schedule: expected no learning_rate with it, since it has its own")
+            raise BadInput("schedule: cannot be combined with learning_rate, since it has one")
         names = [name for name in ("learning_rate", "cooldown_steps", "clip_norm") if getattr(recipe, name)]
         if optimizer and (self.schedule or names):
-            raise BadInput(f"optimizer: expected no {names[0] if names else 'schedule'} with it, since it has its own")
+            raise BadInput(f"optimizer: cannot be combined with {names[0] if names else 'schedule'}, since it has one")
         if optimizer and (recipe.ema_momentum or getattr(optimizer, "use_ema", False)):
             got = "got use_ema or ema_momentum. Give Recipe(ema_momentum=...) and no optimizer"
             raise BadInput(f"optimizer: expected one without moving averages, {got}")
@@ -181,12 +181,12 @@ class Trainer:
         scheduled = not optimizer or isinstance(optimizer._learning_rate, schedule)
         for callback in self.callbacks:
             if getattr(callback, "restore_best_weights", False):
-                raise BadInput("callbacks: expected no restore_best_weights, since checkpoints are averaged at the end")
+                raise BadInput("callbacks: cannot use restore_best_weights, since checkpoints are averaged at the end")
             if isinstance(callback, keras.callbacks.SwapEMAWeights):
-                raise BadInput("callbacks: expected no SwapEMAWeights. Use Recipe(ema_momentum=...)")
+                raise BadInput("callbacks: cannot use SwapEMAWeights. Pass Recipe(ema_momentum=...) instead.")
             if scheduled and isinstance(callback, RATE_CALLBACKS):
                 got = f"{type(callback).__name__}. Pass an optimizer with a constant learning rate"
-                raise BadInput(f"callbacks: expected none that changes the rate of a schedule, got {got}")
+                raise BadInput(f"callbacks: cannot change the rate of a schedule, got {got}")
 
     def _check_start(self, start: Translator) -> None:
         if isinstance(start.model, Ensemble):
@@ -229,7 +229,7 @@ class Trainer:
         return History(self.run.history)
 
     def _fit(self, until: int | None) -> None:
-        """The run from top to bottom: open or create, tokenizer, data, model, checkpoint, epochs."""
+        """Opens or creates the run, then prepares tokenizer, data and model, and trains epoch by epoch."""
         run, recipe = self.run, self.recipe
         # A new run is locked below, after all input is checked, so that bad input leaves no folder.
         if (run.path / "config.json").exists():
@@ -248,12 +248,12 @@ class Trainer:
         if end > steps:
             raise BadInput(f"until: expected at most {steps}, the recipe's last step, got {until}")
         interval, replicas = recipe.interval(steps), distribution.replicas(self._strategy)
-        checkpoints = Checkpoints(run, None, steps, end, alone=not distribution.is_a_worker(self._strategy))
+        checkpoints = Checkpoints(run, None, steps, end, single_process=not distribution.is_a_worker(self._strategy))
         self.began = checkpoints.step
         finished = checkpoints.step >= end or (until is None and steps <= checkpoints.stopped_of)
         model = self._prepare_model(checkpoints, until)
         if not finished:
-            say(f"a checkpoint and the dev text's score every {interval:,} steps")
+            say(f"a checkpoint and the dev set's score every {interval:,} steps")
         while checkpoints.step < end and not finished:
             # A run that was stopped within an epoch first completes it.
             epoch, done = divmod(checkpoints.step, interval)
@@ -284,7 +284,7 @@ class Trainer:
         distribution.wait_for_all(self._strategy)
 
     def _tokenizer(self, exists: bool) -> Tokenizer:
-        """Returns the run's tokenizer; the process that creates the run has it given or trains it."""
+        """Returns the run's tokenizer. The process that creates the run was passed it or trains it."""
         custom = self.start.tokenizer if self.start else self.tokenizer
         if self.writes and not exists:
             return custom or self.corpus.train_tokenizer(self.config.vocab_size, self.recipe.tokenizer)
@@ -295,7 +295,7 @@ class Trainer:
         tokenizer = load_tokenizer(file)
         if custom and custom.fingerprint != tokenizer.fingerprint:
             name = "start: expected the tokenizer and languages" if self.start else "tokenizer: expected that"
-            raise BadInput(f"{name} of the run, {file}, got another; give another folder")
+            raise BadInput(f"{name} of the run, {file}, got another. Pass another folder.")
         return tokenizer
 
     def _load_data(self, batching: Batching, exists: bool) -> tuple[Batches, Batches]:
@@ -303,9 +303,9 @@ class Trainer:
         if self._batches is None:
             self._batches = self.corpus.batches(batching), self.corpus.dev_batches(batching)
         batches, dev_batches = self._batches
-        say(f"training text: {batches.summary()}; vocabulary of {batching.tokenizer.vocab_size:,}")
+        say(f"training set: {batches.summary()}; vocabulary of {batching.tokenizer.vocab_size:,}")
         if not len(batches):
-            raise BadInput(f"expected sentences of at most {self.corpus.max_length} tokens to train on, got none")
+            raise BadInput(f"expected training sentences of at most {self.corpus.max_length} tokens, got none")
         if exists:
             before = made_of(Recipe, self.run.settings()["recipe"])
             was, now = (recipe.last_step(len(batches)) for recipe in (before, self.recipe))
@@ -316,9 +316,9 @@ class Trainer:
                     f"steps: expected {was:,}, since this run's learning rate falls to 0 from step {begins:,} on, "
                     f"got {now:,}. Give {self.run.way_out}"
                 )
-        say(f"dev text: {dev_batches.summary()}")
+        say(f"dev set: {dev_batches.summary()}")
         if not len(dev_batches):
-            raise BadInput(f"expected a dev text with sentences of at most {self.corpus.max_length} tokens, got none")
+            raise BadInput(f"expected dev sentences of at most {self.corpus.max_length} tokens, got none")
         return batches, dev_batches
 
     def _write_settings(self, exists: bool, batching: Batching, batches: Batches) -> None:
@@ -327,7 +327,7 @@ class Trainer:
         run.lock()
         if not exists:
             if (run.path / "config.json").exists():
-                raise BadInput(f"{run.path}: expected no run yet, but another process created it. Call fit again.")
+                raise BadInput(f"{run.path}: another process created this run. Call fit again to resume it.")
             batching.tokenizer.save(run.path / "tokenizer.model")
             if self.start:
                 run.save_start(self.start.astype("float32").model)
@@ -349,17 +349,17 @@ class Trainer:
             freeze(self._model, self.run.settings().get("frozen", ()))
         model, replicas = self._model, distribution.replicas(self._strategy)
         say(f"model: {model.count_params():,} parameters, {replicas} x; run: {self.run.path}")
-        for each in self._batches:
-            each.fixed_shapes = bool(model.jit_compile)
+        for split in self._batches:
+            split.fixed_shapes = bool(model.jit_compile)
         if model.jit_compile:
             say(f"XLA compiles the step for {len(batches.shapes)} shapes of batches")
         if until is None and step < steps <= checkpoints.stopped_of:
-            more = f"to go on, call fit(until={steps}) or ask for more steps"
-            say(f"a callback stopped this run at step {step:,} of {steps:,}; {more}")
+            advice = f"To resume, call fit(until={steps}) or pass more steps."
+            say(f"a callback stopped this run at step {step:,} of {steps:,}. {advice}")
         elif step >= (until or steps):
-            more = self.run.way_out if recipe.cooldown_steps else "the recipe more steps, or the trainer another folder"
-            more = f"; for more, give {more}" if until in (None, steps) else ""
-            say(f"nothing to train: this run is at step {step:,} of {steps:,}{more}")
+            advice = self.run.way_out if recipe.cooldown_steps else "more steps in the recipe, or another folder"
+            advice = f". To train more, pass {advice}." if until in (None, steps) else ""
+            say(f"nothing to train: this run is at step {step:,} of {steps:,}{advice}")
         elif step:
             but = ", not from the weights of start" if self.start else ""
             say(f"going on from the checkpoint at step {step:,} of {steps:,}{but}")
@@ -372,7 +372,7 @@ class Trainer:
         return model
 
     def _score_callbacks(self, model: Transformer, tokenizer: Tokenizer) -> list[keras.callbacks.Callback]:
-        """Returns the callbacks that score the dev set and write for TensorBoard; of several workers, one has them."""
+        """Returns the callbacks that score the dev set and write for TensorBoard. Only one worker has them."""
         if not self.writes:
             return []
         logs, task = self.run.path / "logs", task_of(self.corpus.kind)
@@ -438,7 +438,7 @@ class Trainer:
         return trained(self.path, average_last=self.recipe.averaged, **search)
 
     @checked
-    def evaluate(self, files: Files | Texts | None = None, translator: Answers | None = None) -> dict[str, Any]:
+    def evaluate(self, files: Files | Texts | None = None, translator: Translate | None = None) -> dict[str, Any]:
         """Scores the run.
 
         Args:
@@ -452,7 +452,7 @@ class Trainer:
         task = task_of(self.corpus.kind)
         source, references = self.corpus.test or self.corpus.dev
         if files:
-            are_paths = [isinstance(one, str | os.PathLike) for one in files]
+            are_paths = [isinstance(file, str | os.PathLike) for file in files]
             if not all(are_paths) and (any(are_paths) or len(files) != 2):
                 raise BadInput(f"files: expected two lists, sources and references, got {shown(files)}")
             texts: Any = files
@@ -468,6 +468,6 @@ def _warn_of_few(batches: int, batch_tokens: int) -> None:
         enough = [name for name, size in smaller.items() if size <= batches * batch_tokens / FEW_BATCHES]
         name = max(enough or smaller, key=lambda name: smaller[name])
         say(
-            f"warning: a pass over this text is {batches} batches of {batch_tokens:,} tokens, few to learn from; the "
-            f"recipe {name!r} has {smaller[name]:,} tokens a batch"
+            f"warning: a pass over this corpus is only {batches} batches of {batch_tokens:,} tokens. The recipe "
+            f"{name!r} has {smaller[name]:,} tokens per batch."
         )

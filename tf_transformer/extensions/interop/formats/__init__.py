@@ -1,4 +1,4 @@
-"""Exports to LiteRT, ONNX, CTranslate2 and transformers."""
+"""Exports to LiteRT, ONNX, CTranslate2, Argos Translate and transformers."""
 
 import functools
 import os
@@ -9,6 +9,7 @@ from tf_transformer.utils import values
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Dtype
 
+_argos = lazily(f"{__name__}.argos", "a package for Argos Translate")
 _ctranslate2 = lazily(f"{__name__}.ctranslate2", "an export to CTranslate2")
 _hugging_face = lazily(f"{__name__}.hugging_face", "a checkpoint")
 _litert = lazily(f"{__name__}.litert", "an export to LiteRT")
@@ -47,6 +48,14 @@ CTRANSLATE2 = Format(
     ("float32", "int8", "int16", "float16", "bfloat16"),
     frozenset(),
     _save_ctranslate2,
+)
+ARGOS = Format(
+    "argos",
+    "a package for Argos Translate",
+    "argos",
+    CTRANSLATE2.dtypes,
+    frozenset({"metadata"}),
+    lambda *args, **options: _argos.save(*args, **options),
 )
 TRANSFORMERS = Format(
     "transformers",
