@@ -50,6 +50,7 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
     # Functions that the core calls by name, since it imports no extension.
     "services": {
         "documents": "extensions.documents.document:translated",
+        "trimmed": "extensions.interop.trimming:trimmed",
         "check": "extensions.conformance.check:check",
     },
 }

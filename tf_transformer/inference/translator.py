@@ -180,6 +180,28 @@ class Translator(TextModel, Engine):
         """
         return self.replace(model=self.model.astype(dtype))
 
+    def trimmed(
+        self, texts: Iterable[str], languages: Sequence[str] | None = None, scripts: Sequence[str] | None = None
+    ) -> Self:
+        """Returns a copy with a smaller vocabulary, whose pieces are those of some texts and scripts.
+
+            small = translator.trimmed([*english, *german])
+            small.save("litert/en-de/1", format="litert")
+
+        Texts in the kept scripts are tokenized as before. Others have unknown tokens, or bytes if there are some.
+
+        Args:
+            texts: Texts of the source and target languages, such as some of the training set. Their pieces stay.
+            languages: Languages of a multilingual model to keep, besides the current ones. `None` keeps all.
+            scripts: Scripts whose pieces stay, as Unicode's names of letters begin: "LATIN", "CYRILLIC", "CJK".
+                `None` means those with at least 1 % of the letters in `texts`.
+
+        Raises:
+            BadInput: If there are no texts, a language or script is not in the vocabulary, or the weights are int8.
+        """
+        trimmed: Self = registry.find("services", "trimmed")(self, texts, languages, scripts)
+        return trimmed
+
     @checked
     def n_best(
         self, texts: Iterable[str | bytes], n: Count = 1, prefixes: Iterable[str | bytes] | None = None, **options: Any

@@ -1,0 +1,142 @@
+"""Translators with fewer pieces: the same tokens, and the same logits of the pieces that stay."""
+
+import runpy
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from checkpoints import M2M100, MARIAN
+from conftest import random_model
+
+import tf_transformer as tt
+from tf_transformer.tokenizers.tokenizer import EOS_ID
+
+MIXED = [
+    "The old woman opens the red door.",
+    "Старая женщина открывает дверь.",
+    "老婦人打開紅門。",
+    "Ein Kind schläft, 12 %!",
+]
+LATIN = [MIXED[0], MIXED[3]]
+
+
+def separate(folder):
+    runpy.run_path(str(Path(__file__).parents[2] / "marian/separate.py"))["split"](folder)
+    return tt.Translator.from_pretrained(folder)
+
+
+def own(kind):
+    tokenizer = tt.Tokenizer.train_from_iterator(
+        MIXED * 53, 313, kind, user_defined_symbols=["<2de>"], control_tokens=["(S"]
+    )
+    return tt.Translator(random_model(tokenizer.vocab_size, 3, 1.0, {}), tokenizer, beam_size=2, extra_length=7)
+
+
+TRANSLATORS = {
+    "bpe": lambda folder: own("bpe"),
+    "unigram": lambda folder: own("unigram"),
+    "ensemble": lambda folder: own("bpe").replace(
+        model=tt.Ensemble([random_model(313, seed, 1.0, {}) for seed in (3, 5)])
+    ),
+    "marian": lambda folder: tt.Translator.from_pretrained(MARIAN),
+    "marian of two vocabularies": separate,
+    "m2m100": lambda folder: tt.Translator.from_pretrained(M2M100, source_language="en", target_language="de"),
+}
+
+
+@pytest.fixture(params=TRANSLATORS)
+def translator(request, tmp_path):
+    return TRANSLATORS[request.param](tmp_path / "checkpoint")
+
+
+def ids_in(old, small, source):
+    """Returns the old ids of all ids of a smaller vocabulary, found by name."""
+    names = (
+        (lambda tokenizer, ids: tokenizer.source_tokens(ids))
+        if source
+        else (lambda tokenizer, ids: tokenizer.tokens(ids))
+    )
+    sizes = []
+    for one in (old, small):
+        size = 0
+        try:
+            while True:
+                names(one, [size])
+                size += 1
+        except IndexError:
+            sizes.append(size)
+    pieces = names(old, range(sizes[0]))
+    return [pieces.index(name) for name in names(small, range(sizes[1]))]
+
+
+def test_tokens_and_logits_of_what_stays(translator):
+    texts = ["The old woman.", "Ein rotes Haus."]
+    small = translator.trimmed(texts, scripts=[])
+    old, new = translator.tokenizer, small.tokenizer
+    assert new.vocab_size < old.vocab_size
+    for text in texts:
+        assert new.source_tokens(new.encode([text])[0]) == old.source_tokens(old.encode([text])[0])
+        assert new.tokens(new.encode_target([text])[0]) == old.tokens(old.encode_target([text])[0])
+        assert new.decode(new.encode_target([text])) == old.decode(old.encode_target([text]))
+        assert new.tokenize([text]).to_list() == new.encode([text])
+
+    def logits(one):
+        source, target = one.tokenizer.encode(texts[:1])[0], one.tokenizer.encode_target(texts[1:])[0]
+        inputs = np.array([[*source, EOS_ID]]), np.array([[*one.tokenizer.start_ids(), *target]])
+        models = getattr(one.model, "models", [one.model])
+        return [keras.ops.convert_to_numpy(model(inputs)) for model in models]
+
+    kept = ids_in(old, new, source=False)
+    for ours, theirs in zip(logits(small), logits(translator), strict=True):
+        np.testing.assert_array_equal(ours, theirs[..., kept])
+
+
+def test_scripts_of_the_texts_stay_whole():
+    translator = own("bpe")
+    small = translator.trimmed(LATIN)
+    pieces = small.tokenizer.tokens(range(small.tokenizer.vocab_size))
+    dropped = {*translator.tokenizer.tokens(range(translator.tokenizer.vocab_size))} - {*pieces}
+    assert dropped and not any(letter.isascii() or letter == "ä" for piece in dropped for letter in piece.strip("▁"))
+    assert small.tokenizer.control_tokens == ["(S"] and small.tokenizer.encode(["<2de>"])[0][-1:] != [3]
+    assert small.tokenizer.decode(small.tokenizer.encode(MIXED)) == MIXED  # by bytes
+    both = translator.trimmed(LATIN, scripts=["latin", "CYRILLIC"])
+    assert small.tokenizer.vocab_size < both.tokenizer.vocab_size < translator.tokenizer.vocab_size
+
+
+def test_languages_stay_by_choice(tmp_path):
+    many = tt.Translator.from_pretrained(M2M100, source_language="en", target_language="de")
+    small = many.trimmed(["The old woman.", "Ein Haus."], languages=["fr"])
+    assert list(small.languages) == ["en", "de", "fr"]
+    assert small("The old woman opens the door.") == many("The old woman opens the door.")
+    with pytest.raises(tt.BadInput, match="languages: expected one of 100 languages, .* got 'xx'"):
+        many.trimmed(["a"], languages=["xx"])
+
+
+@pytest.mark.program
+@pytest.mark.parametrize(("kind", "format"), [("bpe", "litert"), ("marian", "savedmodel"), ("m2m100", "transformers")])
+def test_exports_answer_as_the_translator(kind, format, tmp_path):
+    if format == "litert":
+        pytest.importorskip("ai_edge_litert")
+    small = TRANSLATORS[kind](tmp_path / "checkpoint").trimmed(["The old woman opens it.", "Ein Haus."], scripts=[])
+    texts = ["The old woman opens it.", "Ein Haus.", ""]
+    small = small.replace(beam_size=1, extra_length=50, max_source_length=256)
+    small.save(tmp_path / "name" / "1", format=format)
+    assert tt.load(tmp_path / "name" / "1")(texts) == small(texts)
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ("abc", {}, "^texts: expected texts of both languages, such as .*, got 'abc'$"),
+        ([], {}, "^texts: expected texts"),
+        (["a", 3], {}, "^texts: expected texts"),
+        (["a"], {"scripts": ["KLINGON"]}, "^scripts: expected some of CJK, CYRILLIC, LATIN, .* got KLINGON$"),
+        (["a"], {"languages": ["de"]}, "^languages?: expected"),
+    ],
+)
+def test_what_is_refused(texts, options, message):
+    with pytest.raises(tt.BadInput, match=message):
+        own("bpe").trimmed(texts, **options)
+    with pytest.raises(tt.BadInput, match="got int8. Trim it before astype"):
+        own("bpe").astype("int8").trimmed(["a"])

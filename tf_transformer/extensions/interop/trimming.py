@@ -1,0 +1,175 @@
+"""Translators with a smaller vocabulary: the pieces of some texts and of the scripts that these are written in.
+
+Many pieces of a multilingual vocabulary belong to scripts that a user never needs. Without them, embeddings, softmax
+and exports are smaller. A text of the kept scripts is tokenized as before, since all its pieces stay.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import json
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from tf_transformer.config import BadInput
+from tf_transformer.extensions.interop.families.m2m100.tokenizer import IDS, M2M100Tokenizer
+from tf_transformer.extensions.interop.families.marian.tokenizer import SOURCE_VOCABULARY
+from tf_transformer.extensions.interop.families.pieces import ADDED, VOCABULARY, PieceTokenizer, archive_of
+from tf_transformer.layers.int8 import is_int8
+from tf_transformer.models.ensemble import Ensemble
+from tf_transformer.tokenizers.languages import check_language
+from tf_transformer.tokenizers.piece_engine import engine_of
+from tf_transformer.tokenizers.tokenizer import FIRST_ID, RESERVED, Tokenizer
+from tf_transformer.utils.values import shown
+
+SHARE = 0.01  # of the letters of the texts, from which on a script counts
+
+
+def trimmed(
+    translator: Any, texts: Iterable[str], languages: Sequence[str] | None, scripts: Sequence[str] | None
+) -> Any:
+    """Returns a translator with fewer pieces. The arguments are those of `Translator.trimmed`."""
+    texts = texts if isinstance(texts, str) else list(texts)
+    if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
+        raise BadInput(f"texts: expected texts of both languages, such as [...], got {shown(texts)}")
+    tokenizer, model = translator.tokenizer, translator.model
+    if is_int8(model):
+        raise BadInput("translator: expected weights of 16 or 32 bits, got int8. Trim it before astype.")
+    kept_scripts = scripts_of(texts) if scripts is None else {script.upper() for script in scripts}
+    known = {script for piece in tokenizer.tokens(range(FIRST_ID, tokenizer.vocab_size)) for script in _scripts(piece)}
+    if unknown := kept_scripts - known:
+        listed = ", ".join(sorted(known)[:99])
+        raise BadInput(f"scripts: expected some of {listed}, those of the vocabulary, got {', '.join(sorted(unknown))}")
+    for language in languages or ():
+        check_language("languages", language, list(tokenizer.languages))
+    rows = _Rows(tokenizer, texts, kept_scripts, languages)
+    models = [_with_rows(each, rows) for each in getattr(model, "models", [model])]
+    return translator.replace(
+        model=Ensemble(models) if hasattr(model, "models") else models[0], tokenizer=rows.tokenizer()
+    )
+
+
+def scripts_of(texts: Iterable[str]) -> set[str]:
+    """Returns the scripts that have at least 1 % of the letters of texts."""
+    counts = collections.Counter(script for text in texts for character in text for script in _scripts(character))
+    return {script for script, count in counts.items() if count >= SHARE * counts.total()}
+
+
+@functools.cache
+def _script(character: str) -> str:
+    # The standard library has no table of scripts, but names begin with them: "CYRILLIC SMALL LETTER A". Marks and
+    # punctuation are common to many.
+    if unicodedata.category(character)[0] not in "LN" or (character.isascii() and not character.isalpha()):
+        return ""
+    return unicodedata.name(character, "").partition(" ")[0]
+
+
+def _scripts(text: str) -> set[str]:
+    return {_script(character) for character in text} - {""}
+
+
+class _Rows:
+    """The ids that stay, of sources and of targets, in their order."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, texts: list[str], scripts: Collection[str], languages: Sequence[str] | None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._ids = dict(tokenizer.language_ids)
+        if languages is not None and self._ids:
+            current = [language for language in tokenizer.current_languages() if isinstance(language, str)]
+            self._ids = {code: self._ids[code] for code in dict.fromkeys([*current, *languages])}
+        dropped = {*tokenizer.language_ids.values()} - {*self._ids.values()}
+        description = getattr(tokenizer, "description", {"silent": []})
+        # Control tokens, symbols and bytes come first.
+        always = {*range(max(FIRST_ID, tokenizer.first_piece)), *self._ids.values(), *description["silent"]} - dropped
+
+        def kept(pieces: list[str], rows: list[list[int]]) -> list[int]:
+            used = {*itertools.chain(*rows)} | {pieces.index(token) for token in tokenizer.added}
+            foreign = [pieces[id] for id in used - always if not _scripts(pieces[id]) <= {*scripts}]
+            # SentencePiece makes a piece from its parts.
+            parts = {piece[i:j] for piece in foreign for i, j in itertools.combinations(range(len(piece) + 1), 2)}
+            return [
+                id
+                for id, piece in enumerate(pieces)
+                if id in always
+                or id in used
+                or piece in parts
+                or RESERVED.fullmatch(piece)
+                or (id not in dropped and _scripts(piece) <= {*scripts})
+            ]
+
+        sources, targets = tokenizer.encode(texts), tokenizer.encode_target(texts)
+        every = range(tokenizer.vocab_size)
+        self._separate = SOURCE_VOCABULARY in getattr(tokenizer, "contents", {})
+        if self._separate:
+            source_pieces = json.loads(tokenizer.contents[SOURCE_VOCABULARY])  # type: ignore[attr-defined]
+            self.source, self.target = kept(source_pieces, sources), kept(tokenizer.tokens(every), targets)
+        else:
+            self.source = self.target = kept(tokenizer.tokens(every), sources + targets)
+
+    def tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer with these ids, numbered from 0."""
+        old = self._tokenizer
+        if not isinstance(old, PieceTokenizer):
+            return type(old)(_with_pieces(old.model, lambda id, piece: id in {*self.target}))
+        contents: dict[str, Any] = dict(old.contents)
+        target = old.tokens(self.target)
+        source = old.source_tokens(self.source)
+        contents[VOCABULARY] = target
+        if self._separate:
+            contents[SOURCE_VOCABULARY] = source
+        names = {*source, *target}
+        for name in old.files:
+            contents[name] = _with_pieces(old.files[name], lambda _, piece: piece in names)
+        if isinstance(old, M2M100Tokenizer):
+            new = {id: i for i, id in enumerate(self.target)}
+            ids = {code: new[id] for code, id in self._ids.items()}
+            silent = [new[id] for id in old.description["silent"] if id in new]
+            contents[IDS] = {**old.description, "ids": ids, "silent": silent}
+        if old.added:
+            contents[ADDED] = list(old.added)
+        return type(old)(archive_of(contents))
+
+
+def _with_pieces(model: bytes, keeps: Callable[[int, str], bool]) -> bytes:
+    """Returns a serialized SentencePiece model with its special pieces, and those that `keeps` returns true for."""
+    # SentencePiece's own module needs a newer protobuf than TensorFlow. Fields without a description stay as they are.
+    file = descriptor_pb2.FileDescriptorProto(name="pieces.proto", syntax="proto2")
+    field = file.message_type.add(name="Model").field.add(name="pieces", number=1)
+    field.type, field.label = field.TYPE_BYTES, field.LABEL_REPEATED
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    parsed = message_factory.GetMessageClass(pool.FindMessageTypeByName("Model")).FromString(model)
+    engine = engine_of(model)
+    kinds = (engine.is_control, engine.is_byte, engine.is_unknown)
+    pieces = [
+        piece
+        for id, piece in enumerate(parsed.pieces)
+        if any(is_kind(id) for is_kind in kinds) or keeps(id, engine.id_to_piece(id))
+    ]
+    del parsed.pieces[:]
+    parsed.pieces.extend(pieces)
+    return bytes(parsed.SerializeToString())
+
+
+def _with_rows(model: Any, rows: _Rows) -> Any:
+    """Returns a copy of a model with some rows of its embedding tables."""
+    model = model.merged()
+    sizes = {"vocab_size": len(rows.target)}
+    if getattr(model.config, "source_vocab_size", None) is not None:
+        sizes["source_vocab_size"] = len(rows.source)
+    smaller = type(model)(dataclasses.replace(model.config, **sizes), dtype=model.dtype_policy)
+    smaller.build()
+    for new, old in zip(smaller.weights, model.weights, strict=True):
+        value = keras.ops.convert_to_numpy(old)
+        if tuple(new.shape) != value.shape:
+            value = np.take(value, rows.source if "source_embedding" in old.path else rows.target, axis=0)
+        new.assign(value)
+    return smaller
