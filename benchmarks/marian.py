@@ -102,7 +102,7 @@ class Ours:
         import tensorflow as tf
 
         source, *_ = self.translator.source(tf.constant([text]))
-        return self.translator.force(source, tf.constant([ids]))[0].numpy()
+        return self.translator.score_targets(source, tf.constant([ids]))[0].numpy()
 
 
 class Transformers:

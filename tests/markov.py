@@ -8,7 +8,7 @@ from conftest import close, normal
 from keras import ops
 
 from tf_transformer.decoding.beams import Hypotheses
-from tf_transformer.decoding.primitives import IMPOSSIBLE, ON_TENSORFLOW, gather
+from tf_transformer.decoding.primitives import NEG_INF, ON_TENSORFLOW, gather
 from tf_transformer.decoding.search import Decoder, Fixed, SearchProblem, beam_search
 
 START, END = 0, 1  # START can be an output like any other token
@@ -54,5 +54,5 @@ def agree(found, b, expected):
         assert not ids[length:].any()
         close([score, log_prob], wanted[:2])
     ids, scores, log_probs, lengths, finished = (part[len(expected) :] for part in found)
-    assert np.all(scores == np.float32(IMPOSSIBLE)) and np.all(log_probs == np.float32(IMPOSSIBLE))
+    assert np.all(scores == np.float32(NEG_INF)) and np.all(log_probs == np.float32(NEG_INF))
     assert not (ids.any() or lengths.any() or finished.any())

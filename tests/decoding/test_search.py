@@ -13,7 +13,7 @@ from keras import ops
 from markov import ALPHAS, END, START, agree, on_tensorflow, random_models, search
 
 from tf_transformer.decoding.beams import penalty
-from tf_transformer.decoding.primitives import IMPOSSIBLE
+from tf_transformer.decoding.primitives import NEG_INF
 from tf_transformer.decoding.search import Decoder, SearchProblem, beam_search, detailed_search
 
 # Against other searches
@@ -154,7 +154,7 @@ def test_a_search_of_fixed_steps_is_whole_or_empty():
         for part, expected in zip(result, whole, strict=True):
             expected = expected[:, :, :steps] if part.ndim == 3 else expected
             np.testing.assert_array_equal(part[has], expected[has])
-        assert np.all(result.scores[~has] == np.float32(IMPOSSIBLE)) and not result.ids[~has].any()
+        assert np.all(result.scores[~has] == np.float32(NEG_INF)) and not result.ids[~has].any()
         ended.append(int(has.sum()))
     assert 0 < ended[0] < ended[1] < ended[2] and ended[3] == 23
 

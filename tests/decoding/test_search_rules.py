@@ -8,7 +8,7 @@ from keras import ops
 from markov import ALPHAS, END, START, agree, random_models, search
 
 from tf_transformer.decoding.logits import Prefixes, begins_with, restricted
-from tf_transformer.decoding.primitives import IMPOSSIBLE
+from tf_transformer.decoding.primitives import NEG_INF
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
@@ -109,7 +109,7 @@ def test_symbols_that_may_not_follow_are_those_of_transformers(size):
         of_rows = {"min_length": ops.zeros(31, "int32"), "no_repeat_ngram_size": ops.full((31,), size, "int32")}
         prefixes = Prefixes(ops.convert_to_tensor(padded), ops.convert_to_tensor(position, "int32"), END)
         ours = ops.convert_to_numpy(restricted(ops.convert_to_tensor(logits[:, np.newaxis]), prefixes, of_rows))[:, 0]
-        assert np.array_equal(np.isinf(theirs), ours == np.float32(IMPOSSIBLE))
+        assert np.array_equal(np.isinf(theirs), ours == np.float32(NEG_INF))
         assert np.array_equal(theirs[~np.isinf(theirs)], ours[~np.isinf(theirs)])
 
 

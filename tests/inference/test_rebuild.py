@@ -135,7 +135,7 @@ def test_an_ensemble_translates(translator, ensemble):
     source, length, _ = both.source(tf.constant(TEXTS[:1]))
     result = both.search(source, length, max_length=9)
     ids = result.ids[0, :, : int(result.lengths[0, 0])]
-    each = [tt.Translator(model, translator.tokenizer).force(source, ids) for model in ensemble.models]
+    each = [tt.Translator(model, translator.tokenizer).score_targets(source, ids) for model in ensemble.models]
     expected = np.log(np.mean(np.exp(np.asarray(each, "float64")), axis=0)).sum()
     assert float(result.log_probs[0, 0]) == pytest.approx(expected, abs=1e-4)
     assert both.attention(TEXTS[0], "Zwei Türen.").scores.cross[-1].shape[:2] == (1, 6)

@@ -114,7 +114,7 @@ def test_weights_in_another_dtype(translator, dtype):
         np.testing.assert_allclose(result.astype("float32"), expected, rtol=1 / 128, atol=1e-6)
     source, length, _ = translator.source(tf.constant(TEXTS))
     target = translator.search(source, length, beam_size=1, max_length=9).ids[:, 0]
-    log_probs, expected = cast.force(source, target), translator.force(source, target)
+    log_probs, expected = cast.score_targets(source, target), translator.score_targets(source, target)
     assert log_probs.dtype == tf.float32
     np.testing.assert_allclose(log_probs, expected, atol=0.2)
     assert cast.n_best(TEXTS, 2)[0][0].score == pytest.approx(translator.n_best(TEXTS, 2)[0][0].score, rel=0.05)
@@ -241,7 +241,7 @@ def test_a_model_that_nobody_built(translator):
 def test_every_output_is_what_the_whole_sequence_says(translator, monkeypatch):
     """The cache's slots are shared by the beams: each must see its own history there, also after changing places.
     Whole sequences are scored four rows at a time here."""
-    monkeypatch.setattr(text_model, "FORCED", 4 * 9 + 1)
+    monkeypatch.setattr(text_model, "MAX_SCORED_TOKENS", 4 * 9 + 1)
     source, length, _ = translator.source(tf.constant([TEXTS[0], TEXTS[6], TEXTS[8]]))
     result, symbols = translator.detailed_search(source, length, n_best=5, beam_size=5, max_length=9)
     B, N, L = result.ids.shape
@@ -249,7 +249,7 @@ def test_every_output_is_what_the_whole_sequence_says(translator, monkeypatch):
     shifted = np.pad(ids, [(0, 0), (1, 0)], constant_values=1)[:, :-1]
     logits, scores = translator.model((sources, shifted), return_attention_scores=True)
     every = np.take_along_axis(tf.nn.log_softmax(logits).numpy(), ids[:, :, None], axis=2)[:, :, 0]
-    np.testing.assert_allclose(translator.force(sources, ids), every, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(translator.score_targets(sources, ids), every, rtol=1e-4, atol=1e-4)
     there = np.arange(L) < result.lengths.numpy().reshape(B * N, 1)
     assert (result.lengths.numpy() > 1).all()
     log_probs = symbols.log_probs.numpy().reshape(B * N, L)

@@ -93,7 +93,7 @@ def close_to(translator, texts=TEXTS):
     assert {len(weight.shape) for weight in eight.model.weights if weight.dtype == "float32"} == {1}
     source, length, _ = translator.source(tf.constant(texts))
     target = translator.search(source, length, beam_size=1, max_length=9).ids[:, 0]
-    found, expected = eight.force(source, target), translator.force(source, target)
+    found, expected = eight.score_targets(source, target), translator.score_targets(source, target)
     assert np.abs(found - expected).max() < 0.5 and np.abs(found - expected).mean() < 0.05
     assert not np.allclose(found, expected, atol=1e-6)
     return eight

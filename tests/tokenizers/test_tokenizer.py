@@ -23,7 +23,7 @@ from tf_transformer.data import toy_corpus
 from tf_transformer.extensions.interop.engines import litert_client
 from tf_transformer.inference.savedmodel import SavedModel
 from tf_transformer.tokenizers.piece_engine import MANY
-from tf_transformer.tokenizers.strings import beginnings, begun, valid, valid_text
+from tf_transformer.tokenizers.strings import truncate_in_graph, truncate_texts, valid, valid_text
 
 PERSIAN = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"  # "I want": a zero width non-joiner stands inside
 CLEAN = [text for text in TEXTS if isinstance(text, str) and "\0" not in text]
@@ -299,8 +299,8 @@ def test_the_first_tokens_of_a_huge_text_are_what_they_were(text, translator):
     tokenizer, most = translator.tokenizer, 64 * 42  # for 41 tokens
     for size in (1, most, most + 1, 17 * most):
         whole = (text.encode() * size)[:size]
-        left, cut = beginnings([whole], 41)
-        assert begun([whole], 41)[0] == (left[0].numpy().decode() if size > most else whole, cut[0])
+        left, cut = truncate_in_graph([whole], 41)
+        assert truncate_texts([whole], 41)[0] == (left[0].numpy().decode() if size > most else whole, cut[0])
         before, after = (tokenizer.tokenize(each)[0, :41].numpy().tolist() for each in ([whole], left))
         assert after == before
         assert len(left[0].numpy()) <= most and (size > most or left[0].numpy() == whole)
@@ -313,14 +313,14 @@ def test_the_first_tokens_of_a_huge_text_are_what_they_were(text, translator):
 def test_white_space_is_no_reason_to_cut_a_text(translator):
     for middle in (b" " * 9_999, b"\n\x00\x85" * 3_333, "\u3000".encode() * 3_333, b"\xff" * 9_999):
         text = b"Two" + middle + b"doors." + middle
-        (read,), (cut,) = beginnings([text], 41)
-        assert begun([text], 41)[0] == (read.numpy().decode(), cut)
+        (read,), (cut,) = truncate_in_graph([text], 41)
+        assert truncate_texts([text], 41)[0] == (read.numpy().decode(), cut)
         ids, length, truncated = translator.source([text])
         expected = translator.source(["Two doors."])
         assert ids.numpy().tolist() == expected[0].numpy().tolist() and not truncated[0] and length == expected[1]
     assert translator.source([b" " * 9_999])[1:] == (0, False)
     ids, length, truncated = translator.source(["Two" + "\u200c" * 9_999 + " doors."])  # which no token holds
     assert truncated[0] and ids.numpy().tolist() == translator.source(["Two"])[0].numpy().tolist()
-    assert begun(["a" * 127 + "東" * 7], 1)[0] == ("a" * 127 + " ", True)
-    left, cut = beginnings(["a" * 127 + "東" * 7], 1)
+    assert truncate_texts(["a" * 127 + "東" * 7], 1)[0] == ("a" * 127 + " ", True)
+    left, cut = truncate_in_graph(["a" * 127 + "東" * 7], 1)
     assert cut[0] and left[0].numpy() == b"a" * 127 + b" "

@@ -9,7 +9,7 @@ from keras import ops, tree
 
 from tf_transformer.decoding.logits import Prefixes, restricted, top_k
 from tf_transformer.decoding.primitives import (
-    IMPOSSIBLE,
+    NEG_INF,
     gather,
     greatest,
     least,
@@ -96,14 +96,14 @@ def extend(
     # search would choose EOS.
     finishes = ends & _first(beam_size, 2 * K) & _possible(log_probs) & ops.expand_dims(state.running, 1)
     scores = log_probs / penalty(length, ops.expand_dims(options["length_penalty"], 1))
-    scores = ops.concatenate([state.best.scores, ops.where(finishes, scores, IMPOSSIBLE)], axis=1)
+    scores = ops.concatenate([state.best.scores, ops.where(finishes, scores, NEG_INF)], axis=1)
     scores, kept = sorted_top_k(scores, K)  # equal scores keep their order
     best_log_probs = gather(ops.concatenate([state.best.log_probs, log_probs], axis=1), kept, batch_dims=1)
-    best = Finished(ops.where(_first(beam_size, K), scores, IMPOSSIBLE), best_log_probs)
+    best = Finished(ops.where(_first(beam_size, K), scores, NEG_INF), best_log_probs)
 
     # Each beam has at most one EOS among its candidates, so at least K of the 2K candidates stay alive.
-    alive_log_probs, chosen = sorted_top_k(ops.where(ends, IMPOSSIBLE, log_probs), K)
-    alive_log_probs = ops.where(_first(beam_size, K), alive_log_probs, IMPOSSIBLE)
+    alive_log_probs, chosen = sorted_top_k(ops.where(ends, NEG_INF, log_probs), K)
+    alive_log_probs = ops.where(_first(beam_size, K), alive_log_probs, NEG_INF)
     newest, tokens = _append(state, ops.concatenate([kept, K + chosen], axis=1), parents, added)
     # The cache is append-only: a hypothesis that changes beams takes its row of the ancestry mask with it. That copies
     # K * C flags instead of all keys and values.
@@ -135,18 +135,18 @@ def _candidates(
     # The best tokens per beam come first, then the best of those. A log-softmax over the vocabulary, and a sort over
     # the logits of all beams, would take longer than the rest of the step.
     per_beam = least(2 * K, size(logits, -1))
-    possible = logits if may_follow is None else ops.where(may_follow, logits, IMPOSSIBLE)
+    possible = logits if may_follow is None else ops.where(may_follow, logits, NEG_INF)
     possible = restricted(
         possible, Prefixes(ops.split(state.tokens.ids, 2, axis=1)[1], state.position, end_id), state.rows.options
     )
     top_logits, top_tokens = top_k(possible, per_beam)  # [B, K, P]
     token_log_probs = top_logits - log_sum_exp(logits, top_tokens[:, :, :1], possible is logits)
     log_probs = ops.expand_dims(state.alive_log_probs, 2) + token_log_probs
-    flat = ops.reshape(ops.maximum(log_probs, IMPOSSIBLE), [B, K * per_beam])
+    flat = ops.reshape(ops.maximum(log_probs, NEG_INF), [B, K * per_beam])
     missing = greatest(2 * K - K * per_beam, 0)  # above 0 only for a vocabulary of one token
-    flat = ops.pad(flat, [[0, 0], [0, missing]], constant_values=IMPOSSIBLE)
+    flat = ops.pad(flat, [[0, 0], [0, missing]], constant_values=NEG_INF)
     log_probs, chosen = sorted_top_k(flat, 2 * K)
-    log_probs = ops.where(_first(2 * beam_size, 2 * K), log_probs, IMPOSSIBLE)
+    log_probs = ops.where(_first(2 * beam_size, 2 * K), log_probs, NEG_INF)
     chosen = ops.minimum(chosen, K * per_beam - 1)
     parents = chosen // per_beam
 
@@ -188,7 +188,7 @@ def _has_ended(state: BeamState, exact_n: Tensor) -> Any:
     # Log-probabilities only fall, and the penalty that divides them grows with length. So no alive hypothesis can score
     # more than its log-probability now, divided by the penalty at the maximum length. The search is over once the worst
     # of the outputs that must be exact reaches this bound.
-    reachable = ops.where(_possible(alive), alive / rows.greatest_penalty, 2 * IMPOSSIBLE)
+    reachable = ops.where(_possible(alive), alive / rows.greatest_penalty, 2 * NEG_INF)
     worst = gather(state.best.scores, ops.minimum(exact_n, beam_size) - 1, batch_dims=1)
     enough = ops.cast(state.finished, "float32") >= rows.enough
     greedy = (beam_size == 1) & _possible(state.best.scores[:, 0])
@@ -198,7 +198,7 @@ def _has_ended(state: BeamState, exact_n: Tensor) -> Any:
 def results_of(state: BeamState, n_best: int, end_id: int) -> tuple[Hypotheses, Symbols]:
     """Returns the n_best finished outputs, or the alive ones in a row without any. A running row has none yet."""
     scores = state.alive_log_probs / penalty(state.lengths, state.rows.options["length_penalty"])[:, None]
-    scores = ops.where(_possible(state.alive_log_probs), scores, IMPOSSIBLE)
+    scores = ops.where(_possible(state.alive_log_probs), scores, NEG_INF)
     any_finished = _possible(state.best.scores[:, 0])
 
     def chosen(finished: Tensor, alive: Tensor) -> Any:
@@ -223,8 +223,8 @@ def results_of(state: BeamState, n_best: int, end_id: int) -> tuple[Hypotheses, 
     finished = used & any_finished[:, None]
     hypotheses = Hypotheses(
         ids=tokens.ids,
-        scores=ops.where(used, scores, IMPOSSIBLE),
-        log_probs=ops.where(used, log_probs, IMPOSSIBLE),
+        scores=ops.where(used, scores, NEG_INF),
+        log_probs=ops.where(used, log_probs, NEG_INF),
         lengths=ops.where(finished, lengths, ops.where(used, state.lengths[:, None], 0)),
         finished=finished,
     )
@@ -232,7 +232,7 @@ def results_of(state: BeamState, n_best: int, end_id: int) -> tuple[Hypotheses, 
 
 
 def _possible(log_probs: Tensor) -> Any:
-    return log_probs > IMPOSSIBLE / 2
+    return log_probs > NEG_INF / 2
 
 
 def _first(count: Tensor, width: Tensor) -> Any:

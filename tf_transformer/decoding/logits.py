@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from tf_transformer.decoding.primitives import IMPOSSIBLE, gather, least, size, sorted_top_k, without_symbols
+from tf_transformer.decoding.primitives import NEG_INF, gather, least, size, sorted_top_k, without_symbols
 from tf_transformer.utils.type_names import Tensor
 
 
@@ -40,7 +40,7 @@ def without_end(logits: Tensor, prefixes: Prefixes, min_length: Tensor) -> Any:
 
     def without() -> Any:
         is_end = ops.arange(size(logits, -1), dtype="int32") == prefixes.end_id
-        return ops.where(too_short[:, None, None] & is_end, IMPOSSIBLE, logits)
+        return ops.where(too_short[:, None, None] & is_end, NEG_INF, logits)
 
     # After the first few steps the rule is idle. The condition saves a pass over the logits.
     return ops.cond(ops.any(too_short), without, lambda: logits)
@@ -65,7 +65,7 @@ def without_repeats(logits: Tensor, prefixes: Prefixes, n: Tensor) -> Any:
         used = ops.broadcast_to((index < position) & (n > 0)[:, None, None], ops.shape(ids))
         _, repeats = ops.while_loop(lambda back, _: back < ops.max(n), compare, (ops.ones((), "int32"), used))
         remaining = without_symbols(logits, ids, repeats)
-        none_left = ops.max(remaining, axis=2, keepdims=True) <= IMPOSSIBLE / 2
+        none_left = ops.max(remaining, axis=2, keepdims=True) <= NEG_INF / 2
         return ops.where(none_left, logits, remaining)
 
     return ops.cond(ops.any((n > 0) & (n <= position)), without, lambda: logits)

@@ -11,7 +11,7 @@ from keras import ops
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import BadInput, Kind
 
-IMPOSSIBLE = -1e9  # instead of minus infinity, which is not legal JSON
+NEG_INF = -1e9  # instead of minus infinity, which is not legal JSON
 BACKEND: str = keras.backend.backend()
 ON_TENSORFLOW = BACKEND == "tensorflow"
 AnyTensor = Annotated[object, Kind("a tensor", ops.is_tensor, lambda x: x)]  # besides the numbers of an option
@@ -74,7 +74,7 @@ if ON_TENSORFLOW:
         """Masks in logits [B, K, V] the tokens ids [B, K, L] that are forbidden, bool [B, K, L]."""
         where = tf.cast(tf.where(forbidden), tf.int32)  # [M, 3], row, beam and position
         index = tf.concat([where[:, :2], tf.gather_nd(ids, where)[:, tf.newaxis]], axis=1)
-        return tf.tensor_scatter_nd_update(logits, index, tf.fill([tf.shape(index)[0]], IMPOSSIBLE))
+        return tf.tensor_scatter_nd_update(logits, index, tf.fill([tf.shape(index)[0]], NEG_INF))
 
     def write_slots(old: Tensor, slot: Tensor, new: Tensor) -> Any:
         """Writes `new` [B, h, T, d] to slots slot .. slot + T - 1 of `old` [B, h, C, d], which may be overwritten."""
@@ -112,7 +112,7 @@ else:  # The same functions with `keras.ops`, for JAX and PyTorch.
         wider = ops.reshape(ops.pad(logits, ((0, 0), (0, 0), (0, 1))), (-1,))
         tokens = ops.reshape(ops.where(forbidden, ids, V), (-1, ids.shape[-1]))
         index = ops.reshape(tokens + ops.expand_dims(ops.arange(tokens.shape[0]) * (V + 1), 1), (-1, 1))
-        wider = ops.scatter_update(wider, index, ops.full((index.shape[0],), IMPOSSIBLE))
+        wider = ops.scatter_update(wider, index, ops.full((index.shape[0],), NEG_INF))
         return ops.reshape(wider, (*logits.shape[:-1], V + 1))[..., :V]
 
     def write_slots(old: Tensor, slot: Tensor, new: Tensor) -> Any:

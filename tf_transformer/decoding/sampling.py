@@ -8,7 +8,7 @@ from keras import ops
 
 from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.logits import RULES, Prefixes, restricted
-from tf_transformer.decoding.primitives import IMPOSSIBLE, AnyTensor, gather, least, size, sorted_top_k
+from tf_transformer.decoding.primitives import NEG_INF, AnyTensor, gather, least, size, sorted_top_k
 from tf_transformer.decoding.search import SearchProblem
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.utils.type_names import Tensor
@@ -79,11 +79,11 @@ def sample(
             most = size(possible, 1) if k is None else least(k if widest is None else widest, size(possible, 1))
             top_logits, tokens = sorted_top_k(possible, most)
             if widest is not None:
-                top_logits = ops.where(ops.arange(most, dtype="int32") < k, top_logits, IMPOSSIBLE)
+                top_logits = ops.where(ops.arange(most, dtype="int32") < k, top_logits, NEG_INF)
             if p is not None:
                 probabilities = ops.softmax(top_logits / ops.cast(temperature, "float32"))
                 before = ops.cumsum(probabilities, axis=1) - probabilities  # 0 at the likeliest, which always stays
-                top_logits = ops.where((before < p) | (ops.arange(most) == 0), top_logits, IMPOSSIBLE)
+                top_logits = ops.where((before < p) | (ops.arange(most) == 0), top_logits, NEG_INF)
             newest = gather(tokens, _drawn(top_logits, temperature, uniform), batch_dims=1)
         log_prob = gather(logits, newest, batch_dims=1) - ops.logsumexp(logits, axis=1)
         ids = ops.where((index == position) & running[:, None], newest[:, None], ids)
@@ -105,7 +105,7 @@ def sample(
 def _drawn(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Any:
     """Returns the first token at which the cumulative softmax(logits [B, V] / temperature) exceeds uniform [B]."""
     below = logits - ops.max(logits, axis=1, keepdims=True)  # 0 at the likeliest
-    heated = ops.where(below < IMPOSSIBLE / 2, float(np.finfo("float32").min), below / ops.cast(temperature, "float32"))
+    heated = ops.where(below < NEG_INF / 2, float(np.finfo("float32").min), below / ops.cast(temperature, "float32"))
     total = ops.cumsum(ops.softmax(heated), axis=1)
     token = ops.sum(ops.cast(total <= uniform[:, None] * total[:, -1:], "int32"), axis=1)
     return ops.minimum(token, size(logits, 1) - 1)

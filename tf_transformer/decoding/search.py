@@ -14,7 +14,7 @@ from keras import ops
 
 from tf_transformer.decoding.beams import BeamState, Finished, Hypotheses, Rows, Symbols, extend, penalty, results_of
 from tf_transformer.decoding.logits import RULES
-from tf_transformer.decoding.primitives import IMPOSSIBLE, AnyTensor, size
+from tf_transformer.decoding.primitives import NEG_INF, AnyTensor, size
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS, Beams
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor
@@ -165,10 +165,10 @@ def _search(
         newest=ops.broadcast_to(problem.start_ids[:, None], (B, K)),
         tokens=Symbols(*(ops.zeros((B, 2 * K, L), dtype) for dtype in dtypes)),
         # All beams begin alike, so only the first one counts.
-        alive_log_probs=ops.where(ops.arange(K, dtype="int32") == 0, zeros, IMPOSSIBLE),
+        alive_log_probs=ops.where(ops.arange(K, dtype="int32") == 0, zeros, NEG_INF),
         ancestry=ops.zeros((B, K, C), "bool"),
         lengths=ops.zeros((B,), "int32"),
-        best=Finished(zeros + IMPOSSIBLE, zeros + IMPOSSIBLE),
+        best=Finished(zeros + NEG_INF, zeros + NEG_INF),
         finished=ops.zeros((B,), "int32"),
         running=max_length > 0,
         cache=problem.decoder.cache,

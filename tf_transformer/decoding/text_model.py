@@ -20,7 +20,7 @@ from tf_transformer.decoding.search import OPTIONS, Fixed, SearchProblem, beam_s
 from tf_transformer.decoding.search_options import Beams, translator_options
 from tf_transformer.masks import PAD_ID
 from tf_transformer.tokenizers.languages import LANGUAGES
-from tf_transformer.tokenizers.strings import beginnings
+from tf_transformer.tokenizers.strings import truncate_in_graph
 from tf_transformer.tokenizers.tokenizer import EOS_ID, Tokenizer
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 else:
     tf = lazily("tensorflow", "an export")
 
-FORCED = 256  # target tokens that are scored at once, to bound the memory of their logits
+MAX_SCORED_TOKENS = 256  # target tokens that are scored at once, to bound the memory of their logits
 
 
 class SetOnce:
@@ -107,24 +107,24 @@ class TextModel(SetOnce):
         """Tokenizes texts [B] for the encoder, and returns three tensors.
 
         ids, int32 [B, S]: the language's if the model has several, at most max_source_length tokens, and EOS.
-        length, int32 [B]: tokens before truncation. Of a huge text only those of its `beginnings` are counted.
+        length, int32 [B]: tokens before truncation. In a huge text, only tokens that `truncate_in_graph` keeps count.
         truncated, bool [B]: whether the text was cut, or dropped since a language is unknown.
         """
-        text, cut = beginnings(text, self.max_source_length)
-        ids, length, truncated = self.with_end(self.tokenizer.tokenize(text), self.tokenizer.num_language_tokens)
+        text, cut = truncate_in_graph(text, self.max_source_length)
+        ids, length, truncated = self.append_eos(self.tokenizer.tokenize(text), self.tokenizer.num_language_tokens)
         return ids, length, truncated | cut
 
     def reference(self, text: Tensor) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """Tokenizes targets to score, like `source` but without the language's id."""
-        text, cut = beginnings(text, self.max_source_length)
-        ids, length, truncated = self.with_end(self.target(text))
+        text, cut = truncate_in_graph(text, self.max_source_length)
+        ids, length, truncated = self.append_eos(self.target(text))
         return ids, length, truncated | cut
 
     def target(self, text: Tensor) -> "tf.RaggedTensor":
         """Tokenizes texts [B] as outputs are: ragged ids [B, None], without the language's."""
         return self.tokenizer.tokenize_target(text)[:, self.tokenizer.num_language_tokens :]
 
-    def with_end(self, tokens: Tensor, codes: int = 0) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
+    def append_eos(self, tokens: Tensor, codes: int = 0) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """Truncates ragged ids [B, None], of which the first `codes` are languages, and appends EOS. See `source`."""
         length = tf.cast(tokens.row_lengths(), tf.int32) - codes
         end = tf.fill([tokens.nrows(), 1], EOS_ID)
@@ -210,11 +210,11 @@ class TextModel(SetOnce):
             limit = ops.minimum(limit, self.model.config.max_length)
         return ops.where(source_length > 0, limit, 0)
 
-    def force(self, source: Tensor, target: Tensor) -> "tf.Tensor":
+    def score_targets(self, source: Tensor, target: Tensor) -> "tf.Tensor":
         """Returns the log-probabilities of target ids [B, T], with EOS but without the language's: float32 [B, T]."""
         rows, T = tf.unstack(tf.shape(target))
         encoded = self.model.encode(source)[:2]
-        at_once = tf.maximum(FORCED // tf.maximum(T, 1), 1)
+        at_once = tf.maximum(MAX_SCORED_TOKENS // tf.maximum(T, 1), 1)
         start = self.tokenizer.start(rows)
 
         # Logits [B, T, V] of all rows would take gigabytes for a large vocabulary, so a few rows are scored at a time.

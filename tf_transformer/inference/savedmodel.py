@@ -12,7 +12,7 @@ from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.inference.alignment import Aligned
 from tf_transformer.inference.engine import UNUSED, Engine, Hypothesis, Request, TranslationResult
 from tf_transformer.tokenizers.piece_engine import check_tensorflow_text
-from tf_transformer.tokenizers.strings import begun
+from tf_transformer.tokenizers.strings import truncate_texts
 from tf_transformer.utils.files import encoded, plainly_named
 from tf_transformer.utils.folders import saved_model_of
 from tf_transformer.utils.lazy import lazily
@@ -143,7 +143,7 @@ class SavedModel(Engine):
         """Returns each text's number of tokens, and whether the model reads fewer."""
         most = self.metadata.get("max_source_length", MOST)
         # `tokenize` would read a huge text to its end, which takes seconds and gigabytes.
-        parts = begun(texts, most)
+        parts = truncate_texts(texts, most)
         lengths = self.loaded.signatures["tokenize"](text=tf.constant([encoded(part) for part, _ in parts]))["length"]
         return [
             (length, cut or length > most) for length, (_, cut) in zip(lengths.numpy().tolist(), parts, strict=True)

@@ -36,7 +36,7 @@ from tf_transformer.inference.openers import opener_of
 from tf_transformer.inference.rebuild import Rebuilt
 from tf_transformer.models.transformer import Attention, AttentionScores
 from tf_transformer.tokenizers.languages import LANGUAGES
-from tf_transformer.tokenizers.strings import begun
+from tf_transformer.tokenizers.strings import truncate_texts
 from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.terminal import Progress
@@ -347,8 +347,8 @@ class Translator(TextModel, Engine):
 
     def read(self, texts: Sequence[str | bytes], tokenizer: Tokenizer) -> Read:
         """Tokenizes like `source`, by this model's tokenizer for some languages. The number of ids may be `rounded`."""
-        beginnings = begun(texts, self.max_source_length)
-        rows, cut = tokenizer.encode([text for text, _ in beginnings]), [is_cut for _, is_cut in beginnings]
+        shortened = truncate_texts(texts, self.max_source_length)
+        rows, cut = tokenizer.encode([text for text, _ in shortened]), [is_cut for _, is_cut in shortened]
         length = np.array([len(row) - tokenizer.num_language_tokens for row in rows], np.int32)
         most = self.max_source_length + tokenizer.num_language_tokens
         rows = [[*row[:most], EOS_ID] for row in rows]

@@ -20,7 +20,7 @@ from tf_transformer.layers.int8 import is_scale
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.transformer import check_finite
 from tf_transformer.tokenizers.languages import LANGUAGES
-from tf_transformer.tokenizers.strings import beginnings
+from tf_transformer.tokenizers.strings import truncate_in_graph
 from tf_transformer.tokenizers.tokenizer import EOS_ID, Tokenizer
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import Fact, checked, convert, number
@@ -219,7 +219,7 @@ class _Graph:
             # to 19 % larger.
             outputs, tokens = model.detailed_search(source, source_length, **options)
             return source, source_length, truncated, outputs, tokens
-        ids = model.target(beginnings(prefix, self.max_length)[0]).to_tensor(PAD_ID)
+        ids = model.target(truncate_in_graph(prefix, self.max_length)[0]).to_tensor(PAD_ID)
         return source, source_length, truncated, model.search(source, source_length, prefix=ids, **options), ()
 
     def serving_default(self, text: Tensor) -> Any:
@@ -268,7 +268,7 @@ class _Graph:
         model = self.translator.with_languages(*self._languages_of(source, inputs))
         source_ids, _, cut = model.source(source)
         target_ids, _, target_cut = model.reference(target)
-        log_probs = model.force(source_ids, target_ids)
+        log_probs = model.score_targets(source_ids, target_ids)
         real = target_ids > 0
         log_prob = tf.reduce_sum(tf.where(real, log_probs, 0.0), axis=1)
         length = tf.reduce_sum(tf.cast(real, tf.int32), axis=1)

@@ -54,7 +54,7 @@ def valid_text(texts: Tensor) -> "tf.Tensor":
     )
 
 
-def beginnings(texts: Tensor, tokens: int) -> "tuple[tf.Tensor, tf.Tensor]":
+def truncate_in_graph(texts: Tensor, tokens: int) -> "tuple[tf.Tensor, tf.Tensor]":
     """Truncates texts to what can be among their first N = `tokens` tokens.
 
     Tokenizing 4 MB takes seconds and 900 MiB. So in a text of more than 64 * (N + 1) bytes, white space and control
@@ -74,8 +74,8 @@ def beginnings(texts: Tensor, tokens: int) -> "tuple[tf.Tensor, tf.Tensor]":
     return tf.cond(tf.reduce_any(is_long), cut, lambda: (texts, is_long))
 
 
-def begun(texts: Sequence[str | bytes], tokens: int) -> list[tuple[str | bytes, bool]]:
-    """Returns each text as `beginnings` truncates it, and whether something was dropped, without TensorFlow."""
+def truncate_texts(texts: Sequence[str | bytes], tokens: int) -> list[tuple[str | bytes, bool]]:
+    """Returns each text as `truncate_in_graph` truncates it, and whether something was dropped, without TensorFlow."""
     most = min(BYTES_OF_A_TOKEN * (tokens + 1), MOST)
     truncated = list[tuple[str | bytes, bool]]()
     for text in texts:

@@ -167,7 +167,7 @@ def test_its_layer_normalization_has_our_epsilon(both):
 
 def test_scores_of_given_targets_agree(both, corpus):
     source, target = (both.ours.source(tf.constant(texts))[0] for texts in corpus)
-    log_probs = both.ours.force(source, target)
+    log_probs = both.ours.score_targets(source, target)
     found = both.theirs.score_batch(both.split(corpus[0]), both.split(corpus[1]))
     for ids, expected, scores in zip(target.numpy(), log_probs.numpy(), found, strict=True):
         np.testing.assert_allclose(scores.log_probs, expected[ids > 0], atol=1e-4)

@@ -128,7 +128,7 @@ def test_given_translations_have_the_scores_of_the_search(exact):
     model = exact.with_languages(source, target)
     ids, length, _ = model.source(tf.constant(answers["sentences"]))
     searched = model.search(ids, length)
-    log_probs = model.force(ids, searched.ids[:, 0])
+    log_probs = model.score_targets(ids, searched.ids[:, 0])
     found = np.sum(np.where(searched.ids[:, 0] > 0, log_probs, 0), axis=1)
     np.testing.assert_allclose(found, searched.log_probs[:, 0], atol=1e-4)
     np.testing.assert_allclose(found, answers["log_probs"], atol=1e-4)

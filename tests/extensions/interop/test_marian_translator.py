@@ -96,8 +96,8 @@ def test_given_targets_are_read_with_the_target_s_pieces(case):
     best = [found[0] for found in ours.n_best(SENTENCES, 1)]
     same = [i for i, found in enumerate(best) if found.text in case.answers["of_target"]]
     source, *_ = ours.source(SENTENCES)
-    target, *_ = ours.with_end(ours.tokenizer.tokenize_target([found.text for found in best]))
-    sums = np.where(array(target) > 0, array(ours.force(source, target)), 0).sum(axis=1)
+    target, *_ = ours.append_eos(ours.tokenizer.tokenize_target([found.text for found in best]))
+    sums = np.where(array(target) > 0, array(ours.score_targets(source, target)), 0).sum(axis=1)
     assert len(same) >= 10
     np.testing.assert_allclose(sums[same], [best[i].log_prob for i in same], atol=1e-4)
 

@@ -185,7 +185,7 @@ def test_the_score_is_the_lines_own(parser):
     (parsed,) = parser.replies([text])
     line = " ".join(linearised(read_tree(parsed.text)))
     target = tf.constant([[*encoder_of(parser.tokenizer)([text.encode()], [line.encode()])[1][0], EOS_ID]])
-    log_probs = parser.translator.force(parser.read([text]).ids, target)
+    log_probs = parser.translator.score_targets(parser.read([text]).ids, target)
     expected = float(tf.reduce_sum(log_probs)) / ((5 + target.shape[1]) / 6) ** 0.3
     assert parsed.score == pytest.approx(expected, rel=1e-4)
 

@@ -10,7 +10,7 @@ from keras import ops
 from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.compiling import compiled, input_signature, rounded
 from tf_transformer.decoding.decoder import AppendedKeyValue, FixedKeyValue
-from tf_transformer.decoding.primitives import IMPOSSIBLE, ON_TENSORFLOW, gather, size
+from tf_transformer.decoding.primitives import NEG_INF, ON_TENSORFLOW, gather, size
 from tf_transformer.decoding.sampling import sample, uniforms_of
 from tf_transformer.decoding.search import OPTIONS, Decoder, Fixed, SearchProblem, beam_search
 from tf_transformer.decoding.search_options import SearchOptions
@@ -125,7 +125,7 @@ class LanguageModel:
             logits = self._logits(x)
             # Losses that ignore padding leave its logit to chance.
             is_padding = ops.arange(logits.shape[-1], dtype="int32") == PAD_ID
-            return ops.where(is_padding, IMPOSSIBLE, ops.cast(logits, "float32")), (seen, length, kept)
+            return ops.where(is_padding, NEG_INF, ops.cast(logits, "float32")), (seen, length, kept)
 
         def keep(cache: Any, slots: Tensor) -> Any:
             *of_rows, targets = cache
@@ -252,7 +252,7 @@ class LanguageModel:
             [
                 Continuation([id for id in row[:length] if id != end_id], score, log_prob, finished)
                 for row, score, log_prob, length, finished in zip(*outputs, strict=True)
-                if score > IMPOSSIBLE / 2  # an unused place
+                if score > NEG_INF / 2  # an unused place
             ]
             for outputs in zip(ids, *others, strict=True)
         ]

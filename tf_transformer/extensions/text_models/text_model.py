@@ -13,7 +13,7 @@ from keras import tree
 from tf_transformer.decoding.primitives import require_tensorflow
 from tf_transformer.inference.engine import strings_in
 from tf_transformer.masks import PAD_ID
-from tf_transformer.tokenizers.strings import beginnings, begun, utf8, valid_text
+from tf_transformer.tokenizers.strings import truncate_in_graph, truncate_texts, utf8, valid_text
 from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor
@@ -172,7 +172,7 @@ class TextModel(Served):
         """Returns the token ids of texts, as the model reads them. With `by_word`, words are tokenized one by one."""
         texts = list(strings_in(texts))
         if not self.by_word:
-            shortened = begun(texts, self.max_length)
+            shortened = truncate_texts(texts, self.max_length)
             rows = self.tokenizer.encode([text for text, _ in shortened])
             fits = self.max_length - 1
             return [
@@ -182,7 +182,7 @@ class TextModel(Served):
         return [self._encode_words(text) for text in texts]
 
     def _encode_words(self, text: str | bytes) -> EncodedText:
-        ((text, cut),) = begun([text], self.max_length)  # words of megabytes would take gigabytes
+        ((text, cut),) = truncate_texts([text], self.max_length)  # words of megabytes would take gigabytes
         spaced = "".join(" " if unicodedata.category(letter) in SEPARATORS else letter for letter in utf8(text))
         words = [word for word in spaced.split(" ") if word]
         ids, first_tokens = list[int](), list[int]()
@@ -261,7 +261,7 @@ class TextModel(Served):
     def _encode_in_graph(self, text: Tensor) -> tuple[Any, Any, Any, Any]:
         """Returns `encode` of texts `(B,)` as tensors: ids `(B, T)`, ragged words and first tokens, and truncated."""
         fits = self.max_length - 1
-        text, cut = beginnings(text, self.max_length)
+        text, cut = truncate_in_graph(text, self.max_length)
         if self.by_word:
             words = tf.strings.split(tf.strings.regex_replace(valid_text(text), r"[\p{Z}\p{Cc}]+", " "))
             tokens = self.tokenizer.tokenize(words.flat_values)
