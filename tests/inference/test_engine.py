@@ -118,7 +118,7 @@ def test_warnings_are_at_the_callers_line(engines):
     assert [warning.filename for warning in seen] == [__file__]
     for engine in engines.values():
         for call in (engine, functools.partial(engine.n_best, n=2)):
-            with pytest.warns(UserWarning, match="in 1 of 5 texts; only their beginnings are read: .word word") as seen:
+            with pytest.warns(UserWarning, match="in 1 of 5 texts, truncated: .word word") as seen:
                 call(TEXTS)
             assert [warning.filename for warning in seen] == [__file__]
 
@@ -151,7 +151,7 @@ def test_what_an_engine_does_not_take_is_one_line(engines):
         ):
             with pytest.raises(tt.BadInput, match=message):
                 engine(TEXTS[:1], **options)
-        with pytest.raises(tt.BadInput, match="texts: expected strings, got int at place 1"):
+        with pytest.raises(tt.BadInput, match="texts: expected strings, got int at index 1"):
             engine(["a", 7])
     with pytest.raises(tt.BadInput, match="beam_size: expected none in a call"):
         engines["litert"](TEXTS[:1], beam_size=2)
@@ -178,7 +178,7 @@ def test_replies_come_in_order_while_texts_are_read(engines):
         close([first.hypotheses, *(reply.hypotheses for reply in replies)], [reply.hypotheses for reply in expected])
         with pytest.raises(tt.BadInput, match="length_penalty: expected 0 to"):
             engine.stream(texts, length_penalty=-1)  # now, and not at the first reply
-        with pytest.raises(tt.BadInput, match="texts: expected strings, got int at place 1"):
+        with pytest.raises(tt.BadInput, match="texts: expected strings, got int at index 1"):
             list(engine.stream(["a", 7]))
 
 

@@ -37,7 +37,7 @@ def test_nothing_in_nothing_out(translator):
 
 def test_long_texts_are_said_to_be_cut(translator, loaded):
     texts = ["door " * 99, "Two doors.", "door " * 113]
-    message = "more tokens than the model reads in {} texts; only their beginnings are read: {}$".format
+    message = "more tokens than the model reads in {} texts, truncated: {}$".format
     doors = r"'(door ){8}'\.\.\."
     for function in (translator, functools.partial(translator.sample, k=1), loaded):
         with pytest.warns(UserWarning, match=message("2 of 3", f"{doors}, {doors}")):
@@ -77,13 +77,13 @@ def test_a_prefix_fits_into_an_output_or_is_refused(translator):
     assert [row[0].text for row in result] == [prefixes[0].strip(), prefixes[1].strip(), ""]
     prefixes[1] += "a"
     with pytest.raises(
-        tt.BadInput, match=f"prefixes: .* at most the {most[1]} tokens .* got {most[1] + 1} at place 1$"
+        tt.BadInput, match=f"prefixes: .* at most the {most[1]} tokens .* got {most[1] + 1} at index 1$"
     ):
         translator.n_best(texts, 1, prefixes)
     pretrained = tt.Translator.from_pretrained(Path(__file__).parents[1] / "marian/trained")
-    with pytest.raises(tt.BadInput, match="^prefixes: expected symbols of the vocabulary, got '東京 x' at place 1$"):
+    with pytest.raises(tt.BadInput, match="^prefixes: expected tokens of the vocabulary, got '東京 x' at index 1$"):
         pretrained.n_best(["a", "a"], 1, ["a", "東京 x"])
-    with pytest.raises(tt.BadInput, match="^texts: expected strings, got int at place 0$"):
+    with pytest.raises(tt.BadInput, match="^texts: expected strings, got int at index 0$"):
         translator.n_best(texts, 1, [3, "", ""])
 
 
@@ -277,7 +277,7 @@ def test_half_an_emoji_counts_as_the_bytes_that_are_not_utf_8(translator, loaded
         result, same = translator.attention(HALF, target), translator.attention("Two doors", expected)
         assert (result.source, result.target) == (same.source, same.target)
     translator.attention_scores(HALF, HALF)
-    with pytest.warns(UserWarning, match="only their beginnings are read"):
+    with pytest.warns(UserWarning, match="texts, truncated: "):
         translator([HALF * 99])
 
 

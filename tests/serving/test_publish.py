@@ -93,10 +93,12 @@ def test_next_version(tmp_path):
 def test_next_version_of_a_place_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").touch(0o755)
     for path in (tmp_path / "file", tmp_path / "file/deeper"):
-        with pytest.raises(tt.BadInput, match=rf"{path}: expected a folder to write models to; .*/file is none that"):
+        with pytest.raises(
+            tt.BadInput, match=rf"{path}: expected a folder to write models to, got .*/file, which is not"
+        ):
             next_version(path)
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path or mode & os.W_OK == 0)
-    with pytest.raises(tt.BadInput, match=rf"expected a folder to write models to; {tmp_path} is none"):
+    with pytest.raises(tt.BadInput, match=rf"expected a folder to write models to, got {tmp_path}, which is not"):
         next_version(tmp_path / "nowhere/at/all")
     monkeypatch.chdir(tmp_path / "..")
     assert next_version("nowhere/at/all") == Path("nowhere/at/all/1")

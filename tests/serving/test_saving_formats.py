@@ -29,7 +29,7 @@ def test_a_format_says_what_it_cannot_hold():
     assert saved_model.problem("int8", {"parser": True, "metadata": True, "n_best": 3}) == ""
     assert ctranslate2.problem("int16", {"parser": False, "n_best": None}) == ""
     wrong = ctranslate2.problem("int8", {"parser": True, "n_best": 3})
-    assert wrong == "a folder for CTranslate2: expected none of parser, n_best, which it cannot hold"
+    assert wrong == "a folder for CTranslate2: does not support parser, n_best"
     wrong = saved_model.problem("int16", {})
     assert wrong == "dtype: expected one of float32, bfloat16, float16, int8 for a SavedModel, got 'int16'"
     with pytest.raises(tt.BadInput, match="format: expected one of savedmodel, .*, transformers, got 'pmml'"):

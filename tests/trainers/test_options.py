@@ -50,7 +50,7 @@ def test_bad_text(text, tmp_path, capsys, line, message):
     [
         (["--train", "nowhere.en", "nowhere.de"], "expected a text file, found none at nowhere.en"),
         (["--preset", "huge"], "preset: expected one of base, big, A_h1"),
-        (["--vocab-size", "90000"], "which is what this text supports; got 90000"),
+        (["--vocab-size", "90000"], "for this text, got 90000"),
         (["--tfds", "wmt14_translate/de-en"], "expected one of --train, --tfds and --prepared, got"),
         (["--dry-run", "8xP100"], "devices: expected their number and the TFLOP/s of one, as in 8x9.5; got '8xP100'"),
         (["--dry-run", "--epochs", "3"], "--dry-run: expected --steps, got --epochs"),
@@ -161,7 +161,7 @@ def test_languages_are_the_ends_of_the_files_names(train, expected):
         (["--tokenizer", "a", "--vocab-size", "7"], "--tokenizer: cannot be combined with --vocab-size or"),
         (["--from", os.devnull], "expected a SavedModel, a run or a checkpoint, found a file, no folder"),
         (["--from", M2M100, "--train", "nowhere.en", "nowhere.de"], "target_language: expected one of 100 languages, "),
-        (["--vocab-size", "90000"], "which is what this text supports; got 90000"),
+        (["--vocab-size", "90000"], "for this text, got 90000"),
         (["--vocab-size", "300", "--max", "3"], "unrecognized arguments: --max 3"),
         (["--vocab-size", "300", "--to", "README.md"], "folder: expected one for the records, found a file at "),
         (["--vocab-size", "300", "--to", "tests"], "tests: expected records or an empty folder, found "),
@@ -256,7 +256,7 @@ def test_progress_and_warnings_are_on_standard_error(capsys, monkeypatch):
 
     texts = [f"line {number}" for number in range(17)]
     monkeypatch.setattr(Progress, "LOGGED", 0.0)
-    with pytest.warns(UserWarning, match="in 1 of 17 texts; only their beginnings are read: 'line 5..."):
+    with pytest.warns(UserWarning, match="in 1 of 17 texts, truncated: 'line 5..."):
         assert [reply.text for reply in answered(Upper(), texts)] == [text.upper() for text in texts]
     said = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in said] == [f"{done} of 17 sentences" for done in range(1, 17)]

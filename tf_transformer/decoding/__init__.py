@@ -1,4 +1,4 @@
-"""Search and sampling, for any model: `tt.decoding.beam_search`, `sample`, and what they take."""
+"""Search and sampling for any model: `tt.decoding.beam_search`, `sample` and their arguments."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -22,7 +22,7 @@ from tf_transformer.utils.type_names import Tensor
 
 
 class Hypotheses(NamedTuple):
-    """The N best outputs of each sentence, best first. Unused slots have score and log-probability -1e9."""
+    """N best outputs of each sentence, best first. Unused slots have score and log-probability -1e9."""
 
     ids: Any  # int32 [B, N, L], including EOS, then zeros
     scores: Any  # float32 [B, N], log-probability / length penalty
@@ -32,16 +32,16 @@ class Hypotheses(NamedTuple):
 
 
 class Symbols(NamedTuple):
-    """Values that a search stores for each token of its hypotheses, followed by zeros."""
+    """Values stored for each token of the hypotheses, followed by zeros."""
 
     ids: Any  # int32 [B, N, L]
-    # The others are `()` unless the search is detailed.
+    # The other fields are `()` unless the search is detailed.
     log_probs: Any = ()  # float32 [B, N, L]
     attended: Any = ()  # int32 [B, N, L], the source position with the highest attention when the token was chosen
 
 
 class Finished(NamedTuple):
-    """The K best finished hypotheses of each sentence, best first. Unused slots have score -1e9."""
+    """K best finished hypotheses of each sentence, best first. Unused slots have score -1e9."""
 
     scores: Any  # float32 [B, K]
     log_probs: Any  # float32 [B, K]
@@ -64,7 +64,7 @@ class BeamState(NamedTuple):
     slot: Any  # int32, the first free cache slot
     rows: Rows
     newest: Any  # int32 [B, K], the last token of each alive hypothesis
-    tokens: Symbols  # of the K best finished hypotheses, then of the K alive ones, N = 2K
+    tokens: Symbols  # N = 2K: the K best finished hypotheses, then the K alive ones
     alive_log_probs: Any  # float32 [B, K], descending
     ancestry: Any  # bool [B, K, C], the cache slots that belong to each alive hypothesis
     lengths: Any  # int32 [B], the number of tokens in the sentence's alive hypotheses
@@ -82,7 +82,7 @@ def penalty(length: Tensor, exponent: Tensor) -> Any:
 def extend(
     state: BeamState, logits: Tensor, may_follow: Tensor, attended: Tensor, end_id: int, exact_n: Tensor
 ) -> BeamState:
-    """Extends alive hypotheses by one token. Those that end join the finished ones, and the best others stay alive.
+    """Extends alive hypotheses by one token, then keeps the best finished and the best alive ones.
 
     The decoder returned logits, float32 [B, K, V], and for a detailed search `attended`, int32 [B, K]. `may_follow`,
     bool [B, K or 1, V], masks them, unless it is `None`.
@@ -101,7 +101,7 @@ def extend(
     best_log_probs = gather(ops.concatenate([state.best.log_probs, log_probs], axis=1), kept, batch_dims=1)
     best = Finished(ops.where(_first(beam_size, K), scores, NEG_INF), best_log_probs)
 
-    # Each beam has at most one EOS among its candidates, so at least K of the 2K candidates stay alive.
+    # Each beam yields at most one EOS, so 2K candidates leave at least K alive.
     alive_log_probs, chosen = sorted_top_k(ops.where(ends, NEG_INF, log_probs), K)
     alive_log_probs = ops.where(_first(beam_size, K), alive_log_probs, NEG_INF)
     newest, tokens = _append(state, ops.concatenate([kept, K + chosen], axis=1), parents, added)
@@ -109,7 +109,7 @@ def extend(
     # K * C flags instead of all keys and values.
     ancestry = gather(state.ancestry, gather(parents, chosen, batch_dims=1), batch_dims=1)
 
-    # Rows that have ended stay as they are until the loop drops them. None of their candidates finishes.
+    # Ended rows are frozen until the loop drops them. None of their candidates finishes.
     state = state._replace(
         position=length,
         ancestry=ancestry,
@@ -132,8 +132,8 @@ def _candidates(
     """
     beam_size = state.rows.options["beam_size"]
     B, K = size(logits, 0), size(logits, 1)
-    # The best tokens per beam come first, then the best of those. A log-softmax over the vocabulary, and a sort over
-    # the logits of all beams, would take longer than the rest of the step.
+    # Select the best tokens per beam, then the best of those. A log-softmax over the vocabulary and a sort over the
+    # logits of all beams would take longer than the rest of the step.
     per_beam = least(2 * K, size(logits, -1))
     possible = logits if may_follow is None else ops.where(may_follow, logits, NEG_INF)
     possible = restricted(
@@ -160,7 +160,7 @@ def _candidates(
 
 
 def _append(state: BeamState, indices: Tensor, parents: Tensor, added: Symbols) -> tuple[Any, Symbols]:
-    """Returns the newest token of each alive hypothesis, and the tokens of all. Ended rows stay as they are.
+    """Returns the newest token of each alive hypothesis, and the tokens of all. Ended rows are unchanged.
 
     `indices` [B, 2K] selects the finished and alive hypotheses among the K finished so far and the 2K candidates, which
     extend the beams `parents` [B, 2K] by the tokens `added`.
@@ -185,9 +185,9 @@ def _has_ended(state: BeamState, exact_n: Tensor) -> Any:
     """Returns whether each row's search ends, bool [B]."""
     rows, alive = state.rows, state.alive_log_probs[:, 0]
     beam_size = rows.options["beam_size"]
-    # Log-probabilities only fall, and the penalty that divides them grows with length. So no alive hypothesis can score
-    # more than its log-probability now, divided by the penalty at the maximum length. The search is over once the worst
-    # of the outputs that must be exact reaches this bound.
+    # Log-probabilities only fall, and the penalty that divides them grows with length. So the current log-probability,
+    # divided by the penalty at the maximum length, bounds the score of an alive hypothesis. The search ends when the
+    # worst output that must be exact reaches this bound.
     reachable = ops.where(_possible(alive), alive / rows.greatest_penalty, 2 * NEG_INF)
     worst = gather(state.best.scores, ops.minimum(exact_n, beam_size) - 1, batch_dims=1)
     enough = ops.cast(state.finished, "float32") >= rows.enough

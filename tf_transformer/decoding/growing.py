@@ -12,8 +12,8 @@ from tf_transformer.decoding.beams import BeamState
 from tf_transformer.layers import KeyValue
 from tf_transformer.utils.type_names import Tensor
 
-STEPS = 16  # a full cache gets slots for this many more steps
-ROUND = 16  # the number of kept slots is a multiple of this, so that matmuls have few shapes
+STEPS = 16  # steps for which a full cache gets slots
+ROUND = 16  # divides the number of kept slots, so that matmuls have few shapes
 
 
 def searched(
@@ -52,7 +52,7 @@ def searched(
 def _invariants(structure: Any) -> Any:
     """Returns shapes that hold throughout a search, in which the numbers of rows and slots change.
 
-    A single row never leaves, so its size stays static. Converters to other engines need static shapes of matmuls.
+    A single row never leaves, so its size is static. Converters to other engines need static shapes of matmuls.
     """
 
     def invariant(tensor: tf.Tensor, slots: range = range(0)) -> tf.TensorShape:
@@ -71,7 +71,7 @@ def _invariants(structure: Any) -> Any:
 
 
 def _running_only(state: BeamState) -> BeamState:
-    """Drops the rows that have ended. A single row stays until the search ends."""
+    """Drops ended rows, but never the only row."""
     if state.running.shape[0] == 1:
         return state
 
@@ -85,14 +85,14 @@ def _running_only(state: BeamState) -> BeamState:
 
 
 def _make_room(state: BeamState, keep: Callable[[Any, tf.Tensor], Any], L: tf.Tensor) -> BeamState:
-    """Drops the slots of a full cache that no alive hypothesis sees, and adds slots for further steps."""
+    """Drops the slots of a full cache that are masked for all alive hypotheses, and adds slots for more steps."""
     K, slots = (tf.shape(state.ancestry)[axis] for axis in (1, 2))
 
     def with_room() -> BeamState:
         seen = tf.cast(tf.reduce_any(state.ancestry, axis=1), tf.int32)  # [B, C]
         most = tf.reduce_max(tf.reduce_sum(seen, axis=1))
         most = tf.minimum(-(-most // ROUND) * ROUND, slots)
-        # Top-k of 0 and 1 keeps the order of equal values, so the seen slots come first and stay in order.
+        # Top-k of 0 and 1 is stable, so it returns the visible slots in order, then the others.
         _, kept = tf.math.top_k(seen, most)
         free = K * tf.minimum(STEPS, L - state.position)
         ancestry = tf.gather(state.ancestry, kept, axis=2, batch_dims=1)

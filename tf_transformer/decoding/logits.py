@@ -49,7 +49,7 @@ def without_end(logits: Tensor, prefixes: Prefixes, min_length: Tensor) -> Any:
 def without_repeats(logits: Tensor, prefixes: Prefixes, n: Tensor) -> Any:
     """Masks tokens in logits [B, K, V] that would repeat an n-gram of the hypothesis. Where n [B] is 0, masks none.
 
-    If nothing else may follow, as in a prefix that repeats itself, the logits stay unmasked.
+    Logits are unchanged where it would mask all tokens, such as after a prefix that repeats itself.
     """
     ids, position, _ = prefixes
 
@@ -71,7 +71,7 @@ def without_repeats(logits: Tensor, prefixes: Prefixes, n: Tensor) -> Any:
     return ops.cond(ops.any((n > 0) & (n <= position)), without, lambda: logits)
 
 
-RULES: dict[str, Callable[[Any, Prefixes, Any], Any]] = {  # by option, in the order of their application
+RULES: dict[str, Callable[[Any, Prefixes, Any], Any]] = {  # rules by option, in order of application
     "min_length": without_end,
     "no_repeat_ngram_size": without_repeats,
 }
@@ -91,7 +91,7 @@ def restricted(logits: Tensor, prefixes: Prefixes, options: Mapping[str, Any]) -
 
 def begins_with(prefix: Tensor, vocab_size: int) -> Callable[..., Any]:
     """Returns an `allowed` for `beam_search` whose outputs begin with prefix, int32 [B, P], padded with zeros."""
-    prefix = ops.pad(prefix, ((0, 0), (0, 1)))  # after a prefix all tokens are allowed
+    prefix = ops.pad(prefix, ((0, 0), (0, 1)))  # 0 allows all tokens
 
     def allowed(ids: Tensor, position: Tensor, row: Tensor) -> Any:
         required = gather(gather(prefix, row), ops.minimum(position, size(prefix, 1) - 1), axis=1)

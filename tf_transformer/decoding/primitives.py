@@ -1,4 +1,4 @@
-"""Operations of a search that Keras lacks, or that TensorFlow has a faster way to do.
+"""Operations of a search that are missing in Keras or faster in TensorFlow.
 
 Axes: B sentences, K hypotheses, L the longest output, N slots, V vocabulary.
 """
@@ -14,7 +14,7 @@ from tf_transformer.utils.values import BadInput, Kind
 NEG_INF = -1e9  # instead of minus infinity, which is not legal JSON
 BACKEND: str = keras.backend.backend()
 ON_TENSORFLOW = BACKEND == "tensorflow"
-AnyTensor = Annotated[object, Kind("a tensor", ops.is_tensor, lambda x: x)]  # besides the numbers of an option
+AnyTensor = Annotated[object, Kind("a tensor", ops.is_tensor, lambda x: x)]  # alternative to a number
 
 
 def require_tensorflow(what: str) -> None:
@@ -23,8 +23,7 @@ def require_tensorflow(what: str) -> None:
         raise BadInput(f"expected KERAS_BACKEND=tensorflow, since {what} needs it, got {BACKEND}")
 
 
-# Sizes that are known stay Python's integers. Graphs whose shapes are static compile to faster kernels, and converters
-# to other engines need them.
+# Known sizes are Python integers. Static shapes compile to faster kernels, and converters to other engines need them.
 
 
 def size(x: Tensor, axis: int) -> Any:
@@ -81,13 +80,13 @@ if ON_TENSORFLOW:
         return ops.slice_update(old, (0, 0, slot, 0), new)
 
     def with_width(x: Tensor, width: int) -> Any:
-        """Returns x [B, N, ...], of which Keras and TensorFlow then know that N is `width`."""
+        """Returns x [B, N, ...] with the static size N = `width`."""
         return tf.ensure_shape(x, [None, width] + [None] * (len(x.shape) - 2))
 
 else:  # The same functions with `keras.ops`, for JAX and PyTorch.
 
     def gather(x: Tensor, indices: Tensor, axis: int = 0, batch_dims: int = 0) -> Any:
-        # Indices have at most one axis behind the `batch_dims`, if there are any.
+        # With `batch_dims`, indices have at most one more axis.
         if not batch_dims:
             return ops.take(x, indices, axis=axis)
         if len(indices.shape) == batch_dims:

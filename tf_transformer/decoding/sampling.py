@@ -17,7 +17,7 @@ from tf_transformer.utils.values import Count, Natural, Positive, Seed, checked,
 
 @checked
 def uniforms_of(seed: Seed, rows: Sequence[int], length: Natural) -> np.ndarray:
-    """Returns the numbers in [0, 1) that sample the tokens of each row: float32 [B, L].
+    """Returns the uniform random numbers that sample the tokens of each row: float32 [B, L], in [0, 1).
 
     They depend on the seed and on the row's index in the whole list, so that a row's output does not depend on the
     batch. A longer row begins like a shorter one.
@@ -82,7 +82,7 @@ def sample(
                 top_logits = ops.where(ops.arange(most, dtype="int32") < k, top_logits, NEG_INF)
             if p is not None:
                 probabilities = ops.softmax(top_logits / ops.cast(temperature, "float32"))
-                before = ops.cumsum(probabilities, axis=1) - probabilities  # 0 at the likeliest, which always stays
+                before = ops.cumsum(probabilities, axis=1) - probabilities  # 0 for the likeliest token
                 top_logits = ops.where((before < p) | (ops.arange(most) == 0), top_logits, NEG_INF)
             newest = gather(tokens, _drawn(top_logits, temperature, uniform), batch_dims=1)
         log_prob = gather(logits, newest, batch_dims=1) - ops.logsumexp(logits, axis=1)

@@ -27,10 +27,10 @@ else:
 
 
 class Fixed(NamedTuple):
-    """Shapes of a search in a single loop, whose rows stay to the end."""
+    """Shapes of a search in a single loop, which drops no rows."""
 
     beams: int  # K, at least the widest beam_size
-    steps: Any  # L; a row that still runs after the last step gets no output
+    steps: Any  # L. A row that still runs after the last step gets no output
     # True for an engine whose loops allow a cache that begins empty, to which every step appends its slots. Otherwise
     # the cache has all K * L slots from the start, and no shape changes.
     grows: bool = False
@@ -59,7 +59,7 @@ class SearchProblem(NamedTuple):
 
     decoder: Decoder
     start_ids: Any  # int32 [B], the token before the first
-    max_length: Any  # int32 [B], the maximum number of tokens, including EOS; 0 returns the empty output
+    max_length: Any  # int32 [B], the maximum number of tokens, including EOS. 0 returns the empty output
     end_id: int  # EOS
 
 
@@ -83,7 +83,7 @@ def beam_search(
 
     Args:
         problem: Decoder, start tokens and maximum lengths.
-        n_best: N, outputs per sentence. Slots beyond a row's beam size stay unused.
+        n_best: N, outputs per sentence. Slots beyond a row's beam size are unused.
         exact_n: int32 scalar. The search settles the first `exact_n` outputs, and the rest are best effort. `None`
             means N. As a tensor, it lets one traced search serve requests for one output and for several.
         allowed: `allowed(ids [B, K, L], position, row [B])` returns a mask of tokens that may follow, bool

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from tf_transformer.utils.values import between, check_fields, convert, documentation, span
 
-MOST_BEAMS = 1_024  # in Python, since arrays grow with them
-LONGEST = 10_000  # tokens of an output; otherwise a model that never emits EOS would not terminate
+MOST_BEAMS = 1_024  # limit of calls from Python, which bounds memory
+LONGEST = 10_000  # limit of output tokens, since some models never emit EOS
 Beams = Annotated[int, between(1, MOST_BEAMS)]
 Length = Annotated[int, between(1, LONGEST)]
 
@@ -57,7 +57,7 @@ class SearchOption:
     Attributes:
         name: Name in Python, in a SavedModel and on the command line.
         default: Default value.
-        doc: Description in one line.
+        doc: One-line description.
         lowest: Lowest value.
         highest: Highest value in a request or a program. An export may set another.
         translator: Whether `Translator` takes it and has it as an attribute.
@@ -78,7 +78,7 @@ class SearchOption:
 
     @property
     def dtype(self) -> str:
-        """The dtype of a SavedModel's input."""
+        """Dtype of the SavedModel input."""
         return "float32" if isinstance(self.default, float) else "int32"
 
     def range(self) -> str:

@@ -40,7 +40,7 @@ class SetOnce:
     def __setattr__(self, name: str, value: object) -> None:
         if hasattr(self, name):
             kind = type(self).__name__
-            raise AttributeError(f"{name}: expected no change of a {kind}; replace({name}=...) gives another {kind}")
+            raise AttributeError(f"{name}: a {kind} is immutable. Call replace({name}=...) for a modified copy")
         super().__setattr__(name, value)
 
 
@@ -71,7 +71,8 @@ class TextModel(SetOnce):
         for name in LANGUAGES if tokenizer.languages else ():
             self.export_options.pop(name, None)
         self._options = values
-        self._functions: dict[str, tuple[list[int], Callable[..., Any]]] = {}  # with the variables that they read
+        # By name, the ids of the variables and the compiled function.
+        self._functions: dict[str, tuple[list[int], Callable[..., Any]]] = {}
 
     def __getattr__(self, name: str) -> Any:
         options = self.__dict__.get("_options", {})
@@ -146,8 +147,8 @@ class TextModel(SetOnce):
     ) -> Hypotheses:
         """Searches for the n_best outputs of ids and lengths from `source`, at most extra_length tokens longer.
 
-        Outputs begin with `prefix`, padded ids [B, P]. `start` and `fixed` are as in `problem`, `exact_n` as in
-        `beam_search`. `options` are those of a request, each a number or [B], and replace the model's.
+        Outputs begin with `prefix`, padded ids [B, P]. See `problem` for `start` and `fixed`, and `beam_search` for
+        `exact_n`. `options` are those of a request, each a number or [B], and replace the model's.
         """
         problem, options = self._request(source, source_length, options, start, fixed)
         allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)

@@ -1,1 +1,1 @@
-"""Strings in, answers out: a translator, a SavedModel, a LiteRT or an ONNX export."""
+"""Engines that map strings to strings: translators, SavedModels, LiteRT and ONNX exports."""

@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
-SPACE = "▁"  # in a token of SentencePiece
-Span = tuple[int, int]  # of a text's characters, the second one not included
+SPACE = "▁"  # SentencePiece's word boundary
+Span = tuple[int, int]  # first character and the one after the last
 
 
 class Aligned(NamedTuple):

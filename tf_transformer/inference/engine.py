@@ -22,7 +22,7 @@ from tf_transformer.utils.values import BadInput, Count, checked, shown
 
 BATCHES = 32  # maximum number of batches of a stream that are sorted by length together
 REQUEST_OPTIONS = tuple(name for name, option in SEARCH_OPTIONS.items() if option.request)
-UNUSED = -1e9  # in a graph, the score of an unused output
+UNUSED = -1e9  # score of an unused output slot in a graph
 T = TypeVar("T")
 
 
@@ -43,38 +43,38 @@ class TranslationResult(NamedTuple):
     """An engine's outputs for a text."""
 
     source: str | bytes  # the text as it was passed
-    hypotheses: tuple[Hypothesis, ...]  # best first, at least one; an empty text has one without text
-    length: int | None  # source tokens before truncation; `None` from a parser
+    hypotheses: tuple[Hypothesis, ...]  # best first, at least one. An empty text has one without text
+    length: int | None  # source tokens before truncation, `None` from a parser
     truncated: bool  # whether the source has more tokens than the model reads
 
     @property
     def text(self) -> str:
-        """The best output."""
+        """Best output."""
         return self.hypotheses[0].text
 
     @property
     def score(self) -> float:
-        """The best output's score, 0 for an empty text."""
+        """Score of the best output, 0 for an empty text."""
         return self.hypotheses[0].score
 
     @property
     def line(self) -> str:
-        """The best output as one line of a file."""
+        """Best output without newlines."""
         return one_line(self.text)
 
     @property
     def empty(self) -> bool:
-        """Whether the source has no tokens, such as one of white space."""
+        """True if the source has no tokens, such as white space."""
         return not self.text if self.length is None else self.length == 0
 
     @checked
     def written(self, ending: str, n_best: bool = False) -> str:
-        """Formats the reply as a line of a file, without its newline.
+        """Formats the result as a line, without the newline.
 
         Args:
             ending: File extension. ".txt" writes the best output, ".tsv" its score, a tab and the output, ".jsonl"
                 text, score, truncated and empty as JSON.
-            n_best: Whether JSON has all answers, each with text and score.
+            n_best: Whether JSON includes all hypotheses, each with text and score.
         """
         if ending != ".jsonl":
             return f"{self.score:.4f}\t{self.line}" if ending == ".tsv" else self.line
@@ -87,7 +87,7 @@ class TranslationResult(NamedTuple):
 class Request(NamedTuple):
     """Validated arguments of a call, besides the texts."""
 
-    n: int | None  # the number of answers; `None` means only the best text, as fast as the engine can
+    n: int | None  # number of hypotheses. `None` requests only the best text, as fast as possible
     options: Mapping[str, Any]  # search options that the call changes, by name
     languages: Mapping[str, str]  # languages that the call changes, by name
 
@@ -137,7 +137,7 @@ class Engine(ABC):
     def _replies(self, texts: list[str | bytes], request: Request) -> Iterable[TranslationResult]:
         """Returns the replies to a batch."""
 
-    @overload  # a string is a sequence of strings too
+    @overload  # A string is also a sequence of strings.
     def __call__(self, texts: str | bytes, **options: Any) -> str: ...
 
     @overload
@@ -159,14 +159,14 @@ class Engine(ABC):
             TypeError: If an option is unknown.
         """
         if isinstance(texts, str | bytes) or getattr(texts, "shape", None) == ():
-            return self([texts], **options)[0]  # type: ignore[list-item]  # of a tensor
+            return self([texts], **options)[0]  # type: ignore[list-item]  # may be a tensor
         return [reply.text for reply in warned(self.replies(texts, **options))]
 
     @checked
     def n_best(self, texts: Iterable[str | bytes], n: Count = 1, **options: Any) -> list[list[Hypothesis]]:
         """Returns the n best outputs for each text, best first: 1 to beam_size. Warns if `n` is larger.
 
-        `texts` and `options` are as in a call.
+        See `__call__` for `texts` and `options`.
         """
         return [list(reply.hypotheses) for reply in warned(self.replies(texts, n, **options))]
 
@@ -180,12 +180,12 @@ class Engine(ABC):
                 for reply in translator.stream(file):
                     print(reply.text)
 
-        `texts` and `options` are as in a call. A reply has n answers, or only the best text. It issues no warnings,
-        since a reply has `truncated`.
+        See `__call__` for `texts` and `options`. A result has n hypotheses, or only the best text. Truncated texts
+        cause no warning, since results have `truncated`.
         """
         strings, request = strings_in(texts), self.request(n, options)
 
-        # A function of its own, so that a wrong option raises at once, and not at the first reply.
+        # Nested, so that invalid options raise at the call and not at the first result.
         def replies() -> Iterator[TranslationResult]:
             size = self.batch_size
             # The first batch is returned as soon as possible. Later ones are more uniform in length, and so faster.
@@ -251,7 +251,7 @@ class Engine(ABC):
             sources, words, pairs = translator.aligned(["Hello world."])[0].words
 
         A token is aligned with the source token of highest attention in the last layer, averaged over heads. OPUS-MT's
-        transformer-align models use the head that was trained for alignment. `texts` and `options` are as in a call.
+        transformer-align models use the head that was trained for alignment. See `__call__` for `texts` and `options`.
 
         Raises:
             BadInput: As in a call, or if this engine has no alignments.
@@ -288,7 +288,7 @@ class Engine(ABC):
         search.pop("n_best", None)
         beams = search.get("beam_size", self.options.get("beam_size", n))
         if n and n > beams:
-            warn_the_caller(f"n_best: expected at most beam_size={beams} outputs, got {n}; there are no more")
+            warn_the_caller(f"n_best: expected at most beam_size={beams} outputs, got {n}")
         languages = {name: value for name, value in options.items() if name in LANGUAGES}
         for name, language in languages.items():
             if not self.languages:
@@ -311,7 +311,7 @@ def strings_in(texts: Iterable[Any]) -> Iterator[str | bytes]:
     for i, text in enumerate(texts):
         string = text.numpy() if hasattr(text, "numpy") else text
         if not isinstance(string, str | bytes):
-            raise BadInput(f"texts: expected strings, got {type(text).__name__} at place {i}")
+            raise BadInput(f"texts: expected strings, got {type(text).__name__} at index {i}")
         yield string
 
 
@@ -354,12 +354,11 @@ def warned(replies: list[TranslationResult]) -> list[TranslationResult]:
 
 
 def warn_of_truncated(long: Sequence[str | bytes], count: int) -> None:
-    """Warns about truncated texts, `long` of `count`, and quotes their beginnings."""
+    """Warns that the texts `long`, of `count` in all, were truncated."""
     if long:
         starts = [text[:40].decode("utf-8", "replace") if isinstance(text, bytes) else text[:40] for text in long[:3]]
         shown = ", ".join(f"{start!r}..." for start in starts) + (" and others" if len(long) > 3 else "")
-        where = f"in {len(long):,} of {count:,} texts; only their beginnings are read: {shown}"
-        warn_the_caller(f"more tokens than the model reads {where}")
+        warn_the_caller(f"more tokens than the model reads in {len(long):,} of {count:,} texts, truncated: {shown}")
 
 
 def warn_the_caller(message: str) -> None:

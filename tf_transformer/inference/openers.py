@@ -17,7 +17,7 @@ SPECIAL = ("threads", "average_last", "family", "revision")  # options that only
 
 @dataclass(frozen=True)
 class Opener:
-    """How one kind of model is opened.
+    """Entry of the registry that recognizes and opens one kind of model.
 
     Attributes:
         title: Name of the kind in a sentence.
@@ -45,7 +45,7 @@ def opener_of(path: Folders, options: Mapping[str, Any], rebuilds: bool = False)
     It takes the `options` of `SPECIAL`, and can rebuild the Keras model if it `rebuilds`. Raises `BadInput` if there is
     no such engine.
     """
-    # The path stays as the user wrote it. "mine" may be a name on the Hub, and "./mine" is none.
+    # Keep the path as the user wrote it: "mine" may be a name on the Hub, "./mine" is always a path.
     if isinstance(path, str | os.PathLike):
         paths = [os.fspath(path)]
         if "://" not in paths[0]:

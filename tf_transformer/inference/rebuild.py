@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 else:
     savedmodel = lazily("tf_transformer.serving.savedmodel", "a SavedModel")
 
-LIMITS = ("n_best", "max_beam_size", "max_length")  # of an export
-ORIGIN = ("origin", "commit", "license", "languages", "source_language", "target_language")  # of a checkpoint
+LIMITS = ("n_best", "max_beam_size", "max_length")  # options of an export
+ORIGIN = ("origin", "commit", "license", "languages", "source_language", "target_language")  # metadata of a checkpoint
 
 
 class Rebuilt(NamedTuple):
@@ -29,8 +29,8 @@ class Rebuilt(NamedTuple):
 
     model: Transformer | Ensemble
     tokenizer: Tokenizer
-    options: Mapping[str, Any]  # of its search
-    metadata: Mapping[str, Any]  # of its export
+    options: Mapping[str, Any]  # search options
+    metadata: Mapping[str, Any]  # export metadata
     longest: int | None = None  # maximum length of a checkpoint's outputs, including EOS
 
 

@@ -111,7 +111,7 @@ class SavedModel(Engine):
     @checked
     def request(self, n: Count | None, options: Mapping[str, Any]) -> Request:
         if not self.call_options and (n or options):
-            raise BadInput("expected a translator's SavedModel, for n_best or options of the search; got another")
+            raise BadInput("n_best, options: expected the SavedModel of a translator, got another one")
         return super().request(n, options)
 
     def _replies(self, texts: list[str | bytes], request: Request) -> Iterator[TranslationResult]:

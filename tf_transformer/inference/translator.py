@@ -89,7 +89,7 @@ class Translator(TextModel, Engine):
     @checked
     def __init__(
         self,
-        model: "TextDecoder",  # in quotes, since `checked` would refuse a model of another class
+        model: "TextDecoder",  # quoted, so that `checked` accepts models of other classes
         tokenizer: Tokenizer,
         *,
         batch_size: Count = 64,
@@ -171,7 +171,7 @@ class Translator(TextModel, Engine):
     def astype(self, dtype: Dtype) -> Self:
         """Returns a copy whose weights are stored and multiplied in float32, bfloat16, float16 or int8.
 
-        Attention weights, logits, search and scores stay float32. int8 (`layers.int8`) only applies to matmuls with
+        Attention weights, logits, search and scores use float32. int8 (`layers.int8`) only applies to matmuls with
         weights, and changes of int8 weights after the first matmul have no effect. float16 is for GPUs: on some CPUs
         it is 75 times slower than float32.
 
@@ -230,10 +230,10 @@ class Translator(TextModel, Engine):
         for i, (limit, row) in enumerate(zip(limits, ids, strict=True)):
             if limit and len(row) > limit:
                 raise BadInput(
-                    f"prefixes: expected at most the {limit} tokens of an output, got {len(row)} at place {i}"
+                    f"prefixes: expected at most the {limit} tokens of an output, got {len(row)} at index {i}"
                 )
             if UNKNOWN_ID in row:
-                raise BadInput(f"prefixes: expected symbols of the vocabulary, got {prefixes[i]!r:.99} at place {i}")
+                raise BadInput(f"prefixes: expected tokens of the vocabulary, got {prefixes[i]!r:.99} at index {i}")
 
         def translate(indices: list[int]) -> Iterable[TranslationResult]:
             return self._replies([texts[i] for i in indices], request, [ids[i] for i in indices])

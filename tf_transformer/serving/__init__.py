@@ -1,1 +1,1 @@
-"""What is written: the serving contract, and the formats of a saved model."""
+"""Exports: the serving contract and the formats of saved models."""

@@ -17,7 +17,7 @@ from tensorflow.python.saved_model.fingerprinting_utils import write_fingerprint
 
 
 def compact(folder: Path) -> None:
-    """Rewrites the functions of a SavedModel. Its outputs stay the same, bit for bit.
+    """Rewrites the functions of a SavedModel. Its outputs are bit-identical.
 
     Signatures, variables, functions, and nodes outside of functions keep their names.
     """
@@ -50,8 +50,8 @@ def _drop_notes(node: Any) -> None:
 
 def _merge(function: Any) -> None:
     """Merges nodes that compute the same, and drops those that neither outputs nor side effects need."""
-    same: dict[str, str] = {}  # from a node's name to that of its replacement
-    first: dict[Any, str] = {}  # from a computation to the first node that does it
+    same: dict[str, str] = {}  # node name → name of its replacement
+    first: dict[Any, str] = {}  # computation → name of the first node that does it
     kept: dict[str, Any] = {}
     needed = []
     for node in _sorted(function.node_def):
@@ -86,14 +86,14 @@ def _merge(function: Any) -> None:
 def _rename(function: Any, inputs: Set[str]) -> None:
     """Shortens the names of nodes, arguments and results, which nothing outside a function uses.
 
-    Names of a signature's inputs stay, since a server's error messages show them to clients.
+    Keeps the names of a signature's inputs, since a server's error messages show them to clients.
     """
     arguments, results = function.signature.input_arg, function.signature.output_arg
     names = {
         argument.name: argument.name if argument.name in inputs else f"in{index}"
         for index, argument in enumerate(arguments)
     }
-    # A node is named by its operation, so that profiles stay readable.
+    # A node is named by its operation, so that profiles are readable.
     counts: collections.Counter[str] = collections.Counter()
     for node in function.node_def:
         stem = re.sub("[^A-Za-z0-9]", "", node.op)[:9]

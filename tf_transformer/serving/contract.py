@@ -95,7 +95,7 @@ class Root(tf.Module):
 
     @property
     def signatures(self) -> dict[str, Any]:
-        """The signatures by name, for `tf.saved_model.save`."""
+        """Signatures by name, for `tf.saved_model.save`."""
         return {name: getattr(self, name) for name in self.names}
 
     def describe(self, **metadata: Any) -> None:
@@ -215,8 +215,8 @@ class _Graph:
         source, source_length, truncated = model.source(text)
         options = {"n_best": self.n_best, "exact_n": exact_n, **rows}
         if prefix is None:
-            # `serving_default` needs no details. A search without them would be up to 5 % faster, but make the graph 15
-            # to 19 % larger.
+            # `serving_default` needs no details. A search without them would be up to 5 % faster, with a graph
+            # up to 19 % larger.
             outputs, tokens = model.detailed_search(source, source_length, **options)
             return source, source_length, truncated, outputs, tokens
         ids = model.target(truncate_in_graph(prefix, self.max_length)[0]).to_tensor(PAD_ID)
@@ -258,7 +258,7 @@ class _Graph:
         links = tf.strings.join([tf.strings.as_string(part.flat_values) for part in (attended, index)], "-")
         return {
             "tokens": joined(pieces),
-            "alignments": joined(attended.with_flat_values(links)),  # in Pharaoh form "s-t s-t ..."
+            "alignments": joined(attended.with_flat_values(links)),  # Pharaoh form "s-t s-t ..."
             "token_scores": tf.ensure_shape(token_scores, [None, N, self.max_length]),
             "source_tokens": _joined(self.tokenizer.source_pieces(tf.ragged.boolean_mask(source, source > EOS_ID))),
         }

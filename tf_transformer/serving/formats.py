@@ -48,8 +48,8 @@ class Format:
         """Returns an error message if this format cannot hold a dtype, or `needs` by the names in `takes`, or ""."""
         if dtype not in self.dtypes:
             return f"dtype: expected one of {', '.join(self.dtypes)} for {self.title}, got {dtype!r}"
-        lacking = [name for name, value in needs.items() if value and name not in self.takes]
-        return f"{self.title}: expected none of {', '.join(lacking)}, which it cannot hold" if lacking else ""
+        unsupported = [name for name, value in needs.items() if value and name not in self.takes]
+        return f"{self.title}: does not support {', '.join(unsupported)}" if unsupported else ""
 
 
 @values.checked
@@ -69,6 +69,6 @@ def formats() -> dict[str, Format]:
 
 
 def format_of(name: str) -> Format:
-    """Returns the format with this name. Raises `BadInput` if there is none."""
+    """Returns the format with this name, or raises `BadInput`."""
     found: Format = registry.find("formats", name)
     return found

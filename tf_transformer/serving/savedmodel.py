@@ -26,7 +26,7 @@ from tf_transformer.utils.terminal import say
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 BATCH_TIMEOUT_MICROS = 2000
 QUEUED_BATCHES = 64
-WARMUP_TOKENS = (5, 40)  # of short and long rows
+WARMUP_TOKENS = (5, 40)  # tokens of short and long rows
 
 
 @values.checked
@@ -106,7 +106,7 @@ def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, li
         shapes = stored.get_variable_to_shape_map()
         shapes = {name: shape for name, shape in shapes.items() if name.startswith("weights/")}
         if sum(map(math.prod, shapes.values())) > size_of(path / "variables"):
-            raise ValueError("weights that are no larger than their file, got larger ones")
+            raise ValueError("weights larger than their file")
         names = sorted(shapes, key=lambda name: int(name.split("/")[1]))
         try:
             return metadata, tokenizer, [stored.get_tensor(name) for name in names]

@@ -34,8 +34,8 @@ def publish(save: Callable[[Path], None], root: str | os.PathLike[str], version:
             save(path)
             return path
         except FileExistsError:
-            # Another process took the number in the meantime. A SavedModel stores its version, so it is saved again
-            # with the next number instead of being renamed.
+            # Another process took the number. A SavedModel stores its version, so save it again with the next number
+            # instead of renaming it.
             if version is not None or not path.exists():
                 raise
 
@@ -45,7 +45,7 @@ def next_version(path: str | os.PathLike[str]) -> Path:
     path = user_path(path)
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-        raise BadInput(f"{path}: expected a folder to write models to; {parent} is none that can be written to")
+        raise BadInput(f"{path}: expected a folder to write models to, got {parent}, which is not writable")
     return path / str(max((int(folder.name) for folder in versions(path)), default=0) + 1)
 
 

@@ -36,7 +36,7 @@ def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
         if not processor.id_to_piece(list(range(processor.vocab_size()))):
             raise ValueError("no pieces")
     except (RuntimeError, ValueError) as error:
-        raise BadInput(f"expected a SentencePiece model, got {len(model)} bytes that are none") from error
+        raise BadInput(f"expected a SentencePiece model, got {len(model)} other bytes") from error
     return processor
 
 
@@ -47,8 +47,8 @@ def durable_tokenizer(model: bytes, pieces: bool = False) -> Any:
     from tensorflow_text.python.ops.sentencepiece_tokenizer import gen_sentencepiece_tokenizer
 
     # Without a `shared_name` the resource belongs to the eager kernel, which `tf.random.set_seed` and
-    # `keras.utils.set_random_seed` delete (tensorflow/text issues 570 and 802). The public class does not pass a name
-    # on, so its resource is replaced.
+    # `keras.utils.set_random_seed` delete (tensorflow/text issues 570 and 802). The public class takes no
+    # name, so its resource is replaced.
     name = "sentencepiece_" + hashlib.sha256(model).hexdigest()[:16]
 
     def create() -> Any:

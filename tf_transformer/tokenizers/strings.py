@@ -26,7 +26,7 @@ codecs.register_error("as_space", lambda error: (" ", error.end))  # type: ignor
 
 def text_tensor(texts: Tensor) -> "tf.Tensor":
     """Returns a string or a list of strings, whatever they contain, as a tensor. Tensors are unchanged."""
-    if type(texts).__name__ == "KerasTensor":  # by name, since this module does not import Keras
+    if type(texts).__name__ == "KerasTensor":  # This module does not import Keras.
         raise BadInput("texts: expected values, got a symbolic tensor. Put texts in front of a model with tt.TextModel")
     if isinstance(texts, np.ndarray):
         texts = texts.tolist()
@@ -55,11 +55,11 @@ def valid_text(texts: Tensor) -> "tf.Tensor":
 
 
 def truncate_in_graph(texts: Tensor, tokens: int) -> "tuple[tf.Tensor, tf.Tensor]":
-    """Truncates texts to what can be among their first N = `tokens` tokens.
+    """Truncates huge texts, so that at least N = `tokens` tokens remain.
 
-    Tokenizing 4 MB takes seconds and 900 MiB. So in a text of more than 64 * (N + 1) bytes, white space and control
-    characters in a row become one space, and what is then behind these bytes is dropped. Only a normalization that
-    joins or drops most characters could make fewer than N tokens of them. Returns also what was cut, bool [B].
+    Tokenizing 4 MB takes seconds and 900 MiB. So in a text of more than 64 * (N + 1) bytes, each run of white space and
+    control characters becomes one space, and then the bytes after these are dropped. Only a normalization that joins or
+    drops most characters could yield fewer than N tokens. Also returns whether each text was cut, bool [B].
     """
     texts = text_tensor(texts)
     most = min(BYTES_OF_A_TOKEN * (tokens + 1), MOST)

@@ -32,7 +32,7 @@ else:
 BOS_ID = 1
 EOS_ID = 2
 UNKNOWN_ID = 3
-FIRST_ID = 4  # of control tokens and symbols, if any, then of bytes and pieces
+FIRST_ID = 4  # the first control token or user-defined symbol, if any, otherwise the first byte
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity")
 RESERVED = re.compile(r"<unk>|<s>|</s>|<pad>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
 
@@ -44,11 +44,11 @@ class Tokenizer:
     normal form (see docs/reference/vocabulary.md). Control tokens written in a text are plain text.
 
     Args:
-        model: Serialized SentencePiece model with these control ids. A model from elsewhere may lack the bytes, so that
-            characters outside its pieces become the unknown id, and may have control tokens.
+        model: Serialized SentencePiece model with these control ids. Other models may have control tokens,
+            and no bytes: then characters outside the vocabulary become the unknown id.
 
     Raises:
-        BadInput: If the bytes are not such a model.
+        BadInput: If `model` is not such a model.
     """
 
     def __init__(self, model: bytes) -> None:
@@ -64,7 +64,7 @@ class Tokenizer:
         # Those of `train_from_iterator` begin with a space. Others, such as ">>de<<", belong to models from elsewhere.
         controls = itertools.takewhile(lambda name: re.match(" .", name), names)
         self.control_tokens: list[str] = [name[1:] for name in controls]
-        # Symbols come before the bytes.
+        # User-defined symbols precede the bytes.
         after_bytes = max(filter(processor.is_byte, ids_of_pieces), default=FIRST_ID - 1) + 1
         kinds = (processor.is_control, processor.is_byte, processor.is_unused, processor.is_unknown)
         of_text = (id for id in range(after_bytes, self.vocab_size) if not any(is_kind(id) for is_kind in kinds))
@@ -94,7 +94,7 @@ class Tokenizer:
     # Multilingual tokenizers override these. The ids of a source, and of a target, then begin with the id of their
     # language. A text whose languages are not all set has no ids.
 
-    languages: Sequence[str] = ()  # supported languages; none if the model has one pair
+    languages: Sequence[str] = ()  # supported languages, () if the model has one pair
     language_ids: Mapping[str, int] = {}  # ids of the languages
     num_language_tokens = 0  # number of language ids in a text
 
@@ -106,7 +106,7 @@ class Tokenizer:
         `None` keeps a language.
 
         Raises:
-            BadInput: If there is no such language.
+            BadInput: If a language is not supported.
         """
         language = target_language if source_language is None else source_language
         if language is None:
@@ -171,7 +171,7 @@ class Tokenizer:
             threads: Threads of SentencePiece's trainer.
             user_defined_symbols: Strings that are always one piece, such as "<2de>" for a language: printable, without
                 whitespace.
-            control_tokens: Control tokens, which no text contains, with the ids from 4 on, before the symbols.
+            control_tokens: Control tokens, which no text contains, with the ids from 4 on, before user-defined ones.
             normalization: SentencePiece's normal form of texts. "nmt_nfkc" changes "10² m" to "102 m" and removes the
                 zero width non-joiner from Persian words (docs/reference/vocabulary.md lists all changes), "nfkc" keeps
                 the latter, "identity" keeps both.
@@ -209,7 +209,7 @@ class Tokenizer:
                 raise failures[0] from None
             message = f"cannot learn a vocabulary of {vocab_size} from this text: {str(error).strip().splitlines()[-1]}"
             if most := re.search(r"value <= (\d+)", str(error)):
-                message = f"vocab_size: expected at most {most[1]}, which is what this text supports; got {vocab_size}"
+                message = f"vocab_size: expected at most {most[1]} for this text, got {vocab_size}"
             elif "sentences_.empty()" in str(error):
                 message = "expected sentences to learn a vocabulary from, got none"
             raise BadInput(message) from error
@@ -240,7 +240,7 @@ class Tokenizer:
 
     @property
     def vocabularies(self) -> dict[str, bytes]:
-        """Pieces by id for other engines: JSON lists by file name; empty if the ids are SentencePiece's."""
+        """Pieces by id for other engines: JSON lists by file name. Empty if the ids are SentencePiece's."""
         return {}
 
     @property
@@ -319,13 +319,13 @@ def _readable(texts: Iterable[Any], failures: list[Exception]) -> Iterator[str]:
 
 
 def check_symbols(symbols: Iterable[str], name: str = "user_defined_symbols") -> None:
-    """Checks that each symbol, which occurs once, can be one piece of a text, or raises `BadInput` with the option."""
+    """Raises `BadInput` with the option's name if a user-defined symbol is repeated or cannot be one piece."""
     before = set[str]()
     for symbol in symbols:
         if not isinstance(symbol, str) or not symbol.isprintable() or not symbol or set(" ▁") & set(symbol):
             raise BadInput(f"{name}: expected printable text without white space, such as '<2de>'; got {shown(symbol)}")
         if RESERVED.fullmatch(symbol):
-            raise BadInput(f"{name}: expected none of the vocabulary's own pieces, got {symbol!r}")
+            raise BadInput(f"{name}: expected text other than reserved tokens, got {symbol!r}")
         if symbol in before:
-            raise BadInput(f"{name}: expected each symbol once, got {shown(symbol)} again")
+            raise BadInput(f"{name}: expected unique strings, got {shown(symbol)} twice")
         before.add(symbol)

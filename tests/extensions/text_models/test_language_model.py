@@ -147,6 +147,6 @@ def test_an_export_generates_what_python_does(tmp_path):
     listed = served(tmp_path / "own/1", TEXTS, "generate")
     assert [texts[0] for texts in listed["texts"]] == outputs["text"]
     assert tt.load(tmp_path / "own/1")(TEXTS) == outputs["text"]
-    with pytest.raises(tt.BadInput, match="^options: expected those of a search or of sampling"):
+    with pytest.raises(tt.BadInput, match="^options: expected those of either search or sampling"):
         generator(["door"], beam_size=2, seed=3)
     assert generator.encode(["door " * 99])[0][0] == BOS_ID and len(generator.encode(["door " * 99])[0]) == 23

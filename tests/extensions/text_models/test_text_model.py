@@ -110,7 +110,7 @@ def test_wrong_models_are_refused(tokenizer):
         (model, {"labels": LABELS, "by_word": True}, "labels: expected a model with the output"),
         (by_word, {"by_word": True}, "labels: expected the names"),
         (by_word, {"labels": ["a b", "c", "d"], "by_word": True}, "labels: expected names without spaces"),
-        (model, {"labels": ["a", "a", "b"]}, "labels: expected different names"),
+        (model, {"labels": ["a", "a", "b"]}, "labels: expected unique single-line names"),
         (keras.Model(vectors, keras.layers.Dense(3)(vectors)), {}, "model: expected one input"),
     ):
         with pytest.raises(tt.BadInput, match=f"^{message}"):

@@ -1,1 +1,1 @@
-"""LoRA adapters of any Keras model: enabled, stored in a file of their own, and merged."""
+"""LoRA adapters for any Keras model: enable, save, load and merge."""

@@ -27,7 +27,7 @@ def enable_lora(model: keras.Model, rank: Count = 8, layers: Sequence[str] = ("q
             `"value"` and `"output"`, feed-forward networks have `"hidden"` and `"output"`.
 
     Raises:
-        BadInput: If a name is of no such layer, or the model has adapters.
+        BadInput: If a name matches no such layer, or the model has adapters.
 
     Examples:
         >>> tt.enable_lora(model, rank=4)
@@ -36,7 +36,7 @@ def enable_lora(model: keras.Model, rank: Count = 8, layers: Sequence[str] = ("q
         >>> tt.save_adapter(model, "mine.npz")
     """
     if any(adapters(model)):
-        raise BadInput("model: expected one without LoRA adapters, got some. Call merge_lora, and load it anew")
+        raise BadInput("model: expected no LoRA adapters, got some. Call merge_lora and reload the model")
     able = [layer for layer in model._flatten_layers() if hasattr(layer, "enable_lora")]
     names = dict.fromkeys(layer.name for layer in able)
     if not layers or not names.keys() >= set(layers):
@@ -51,7 +51,7 @@ def enable_lora(model: keras.Model, rank: Count = 8, layers: Sequence[str] = ("q
 
 @checked
 def save_adapter(model: keras.Model, path: str | os.PathLike[str]) -> None:
-    """Writes the adapters of a model to a file of their own, in NumPy's format `.npz`.
+    """Writes the adapters of a model to a NumPy `.npz` file.
 
     Raises:
         BadInput: If the model has no adapters.
@@ -75,7 +75,7 @@ def load_adapter(model: keras.Model, path: str | os.PathLike[str]) -> None:
 
     Raises:
         BadInput: If the file holds something else, or adapters that do not fit the model. The model is unchanged.
-        FileNotFoundError: If there is no such file.
+        FileNotFoundError: If `path` does not exist.
     """
     arrays, layers = read_npz(user_path(path)), list(model._flatten_layers())
     numbers = sorted({int(name.partition(".")[0]) for name in arrays if name.partition(".")[0].isdecimal()})
@@ -105,7 +105,7 @@ def load_adapter(model: keras.Model, path: str | os.PathLike[str]) -> None:
 
 
 def merge_lora(model: keras.Model) -> None:
-    """Adds the adapters to the matrices of a model, for an export. The outputs stay the same.
+    """Adds the adapters to the matrices of a model, for an export. The outputs are unchanged.
 
     The adapters become zero. `enable_lora` needs a new model.
     """

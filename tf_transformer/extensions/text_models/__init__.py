@@ -1,1 +1,1 @@
-"""Keras models of your own with text in: called with strings, and exported as SavedModels with the tokenizer inside."""
+"""Keras models that take texts: called with strings, and exported as SavedModels that include the tokenizer."""

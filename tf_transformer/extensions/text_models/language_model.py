@@ -20,7 +20,7 @@ from tf_transformer.tokenizers.tokenizer import EOS_ID
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import BadInput, Count, Natural, Positive, Seed, checked, shown, span
 
-MOST_FUNCTIONS = 32  # compiled, by options; an old one leaves for a new one
+MOST_FUNCTIONS = 32  # limit of compiled functions. A new one replaces the oldest
 
 
 class Continuation(NamedTuple):
@@ -40,7 +40,7 @@ class Continuation(NamedTuple):
 
 
 class LanguageModel:
-    """A decoder-only Transformer from layers of your own.
+    """Decoder-only Transformer, built from layers.
 
     A call maps ids to logits, for training and in a functional model. `search` and `sample` continue prompts with a
     cache.
@@ -147,7 +147,7 @@ class LanguageModel:
         return ops.cast(embeddings + ops.expand_dims(layer.encoding(position), 1), layer.compute_dtype)
 
     def problem(self, prompts: Tensor, length: Tensor, max_length: Count, beams: Count, end_id: int) -> SearchProblem:
-        """Returns what `tt.decoding.beam_search` and `tt.decoding.sample` take, for prompts as in `decoder`."""
+        """Returns the problem for `tt.decoding.beam_search` and `sample`. See `decoder` for the arguments."""
         fixed = None if ON_TENSORFLOW else Fixed(beams, max_length)
         start = gather(prompts, length - 1, batch_dims=1)
         limit = ops.broadcast_to(ops.convert_to_tensor(max_length, "int32"), (ops.shape(prompts)[0],))
@@ -252,7 +252,7 @@ class LanguageModel:
             [
                 Continuation([id for id in row[:length] if id != end_id], score, log_prob, finished)
                 for row, score, log_prob, length, finished in zip(*outputs, strict=True)
-                if score > NEG_INF / 2  # an unused place
+                if score > NEG_INF / 2  # unused slots have NEG_INF
             ]
             for outputs in zip(ids, *others, strict=True)
         ]

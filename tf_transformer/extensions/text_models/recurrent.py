@@ -18,11 +18,11 @@ def recurrent_decoder(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, f
         step: Function of ids int32 `(N,)` and a state, nested tensors `(N, ...)`. It returns the logits of the next
             token `(N, V)` and the new state.
         state: First state, nested floats `(B, ...)`, such as an encoder's output.
-        fixed: Fixed shapes of the search, as in `Decoder`. Required on JAX and PyTorch.
+        fixed: Fixed shapes of the search. Required on JAX and PyTorch.
     """
 
-    # The search never re-orders its cache. Each step appends the states of its K hypotheses, and a hypothesis reads
-    # that of its parent: the newest slot it may see. Slot 0 holds the first state.
+    # The search never re-orders its cache. Each step appends the states of its K hypotheses. A hypothesis reads the
+    # state of its parent, the newest slot it may see. Slot 0 holds the first state.
     def stored(part: Tensor) -> Any:  # (B, 1, slots, size)
         return ops.reshape(part, (ops.shape(part)[0], 1, -1, math.prod(part.shape[1:])))
 

@@ -83,7 +83,7 @@ class TextGenerator(Served):
         prompts = self.encode(texts)
         random = options.keys() & {"seed", "temperature", "k", "p"}
         if random and (other := options.keys() & set(OPTIONS)):
-            raise BadInput(f"options: expected those of a search or of sampling, got {', '.join({*random, *other})}")
+            raise BadInput(f"options: expected those of either search or sampling, got {', '.join({*random, *other})}")
         options = {"max_length": self.max_length, **options}
         if random:
             outputs = self.language_model.sample(prompts, **options)
@@ -126,7 +126,7 @@ class TextGenerator(Served):
 
 
 class _Weights:
-    """What an export asks of a model."""
+    """Attributes of a model that an export reads."""
 
     def __init__(self, language_model: LanguageModel) -> None:
         self.weights = language_model.weights

@@ -28,7 +28,7 @@ SEPARATORS = ("Zs", "Zl", "Zp", "Cc")  # Unicode categories between words, `\p{Z
 
 
 class Label(NamedTuple):
-    """The class of a text.
+    """Class of a text.
 
     Attributes:
         label: Name of the class with the highest score.
@@ -65,7 +65,7 @@ class EncodedText(NamedTuple):
 
 
 class Served(ABC):
-    """The base of what takes texts, in Python and as a SavedModel."""
+    """Base class of models that take texts, in Python and as a SavedModel."""
 
     model: Any
     tokenizer: Tokenizer
@@ -118,8 +118,8 @@ class TextModel(Served):
     A text becomes its token ids and EOS, padded with 0. The model must hide padding, as the mask of
     `tt.layers.PositionalEmbedding` does, or an output depends on the other texts of its batch.
 
-    The SavedModel's `serving_default` returns `truncated` and the model's outputs; with `labels`, `label`, `score` and
-    `scores`; with `by_word`, `words` and `labels`, joined by spaces.
+    The SavedModel's `serving_default` returns `truncated` and the model's outputs. With `labels`, the outputs are
+    `label`, `score` and `scores`. With `by_word`, they are `words` and `labels`, joined by spaces.
 
     Args:
         model: Built Keras model with one input, int32 ids `(B, T)`.
@@ -129,7 +129,7 @@ class TextModel(Served):
         by_word: Whether the model labels tokens, with output `(B, T, N)`. Each word gets the label of its first token.
 
     Raises:
-        BadInput: If the model takes other inputs, its output doesn't match `labels`, or `by_word` lacks `labels`.
+        BadInput: If the model takes other inputs, its output doesn't match `labels`, or `by_word` is set without them.
 
     Examples:
         >>> classifier = tt.TextModel(model, tokenizer, max_length=64, labels=["statement", "question"])
@@ -159,7 +159,7 @@ class TextModel(Served):
         if self.labels is None:
             return
         if len(set(self.labels)) < len(self.labels) or any("\n" in label for label in self.labels):
-            raise BadInput(f"labels: expected different names of one line, got {', '.join(map(repr, self.labels))}")
+            raise BadInput(f"labels: expected unique single-line names, got {', '.join(map(repr, self.labels))}")
         shape = ("T",) * by_word + (len(self.labels),)
         found = outputs[0].shape if isinstance(outputs, np.ndarray) else f"a {type(outputs).__name__}"
         if not isinstance(outputs, np.ndarray) or found != (2,) * by_word + (len(self.labels),):
@@ -268,7 +268,7 @@ class TextModel(Served):
             empty = tf.cast(tokens.row_lengths() == 0, tf.int64)
             unknown = tf.RaggedTensor.from_row_lengths(tf.fill([tf.reduce_sum(empty)], UNKNOWN_ID), empty)
             tokens = words.with_flat_values(tf.concat([tokens, unknown], axis=1))  # (B, words, tokens)
-            sizes = tf.cast(tokens.values.row_lengths(), tf.int32)  # of all words of all texts
+            sizes = tf.cast(tokens.values.row_lengths(), tf.int32)  # tokens of each word, over all texts
             total = tf.concat([[0], tf.cumsum(sizes)], axis=0)
             begin = tf.gather(tf.gather(total, words.row_splits), words.value_rowids())
             ends = words.with_flat_values(total[1:] - begin)
