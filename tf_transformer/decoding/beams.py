@@ -50,10 +50,10 @@ class Finished(NamedTuple):
 class Rows(NamedTuple):
     """Settings of each row."""
 
-    number: Any  # int32 [B], the row's index in the whole batch
+    row: Any  # int32 [B], the index in the whole batch
     max_length: Any  # int32 [B]
-    enough: Any  # float32 [B], the number of finished outputs that ends the search
-    greatest_penalty: Any  # float32 [B], the length penalty at the maximum length
+    max_finished: Any  # float32 [B], the number of finished outputs that ends the search
+    max_penalty: Any  # float32 [B], the length penalty at the maximum length
     options: dict[str, Any]  # the other options by name, [B]
 
 
@@ -89,8 +89,8 @@ def extend(
     """
     options, K = state.rows.options, size(logits, 1)
     beam_size, length = options["beam_size"], state.position + 1
-    log_probs, parents, added = _candidates(state, logits, may_follow, attended, end_id)
-    ends = added.ids == end_id
+    log_probs, parents, new_tokens = _candidates(state, logits, may_follow, attended, end_id)
+    ends = new_tokens.ids == end_id
 
     # EOS counts only among a row's beam_size best candidates. So with one beam, a hypothesis ends exactly where greedy
     # search would choose EOS.
@@ -104,7 +104,7 @@ def extend(
     # Each beam yields at most one EOS, so 2K candidates leave at least K alive.
     alive_log_probs, chosen = sorted_top_k(ops.where(ends, NEG_INF, log_probs), K)
     alive_log_probs = ops.where(_first(beam_size, K), alive_log_probs, NEG_INF)
-    newest, tokens = _append(state, ops.concatenate([kept, K + chosen], axis=1), parents, added)
+    newest, tokens = _append(state, ops.concatenate([kept, K + chosen], axis=1), parents, new_tokens)
     # The cache is append-only: a hypothesis that changes beams takes its row of the ancestry mask with it. That copies
     # K * C flags instead of all keys and values.
     ancestry = gather(state.ancestry, gather(parents, chosen, batch_dims=1), batch_dims=1)
@@ -150,20 +150,20 @@ def _candidates(
     chosen = ops.minimum(chosen, K * per_beam - 1)
     parents = chosen // per_beam
 
-    def of_chosen(part: Tensor) -> Any:
+    def gathered(part: Tensor) -> Any:
         return gather(ops.reshape(part, [B, K * per_beam]), chosen, batch_dims=1)
 
-    added = Symbols(of_chosen(top_tokens))
+    new_tokens = Symbols(gathered(top_tokens))
     if attended is not None:
-        added = Symbols(added.ids, of_chosen(token_log_probs), gather(attended, parents, batch_dims=1))
-    return log_probs, parents, added
+        new_tokens = Symbols(new_tokens.ids, gathered(token_log_probs), gather(attended, parents, batch_dims=1))
+    return log_probs, parents, new_tokens
 
 
-def _append(state: BeamState, indices: Tensor, parents: Tensor, added: Symbols) -> tuple[Any, Symbols]:
+def _append(state: BeamState, indices: Tensor, parents: Tensor, new_tokens: Symbols) -> tuple[Any, Symbols]:
     """Returns the newest token of each alive hypothesis, and the tokens of all. Ended rows are unchanged.
 
     `indices` [B, 2K] selects the finished and alive hypotheses among the K finished so far and the 2K candidates, which
-    extend the beams `parents` [B, 2K] by the tokens `added`.
+    extend the beams `parents` [B, 2K] by the tokens `new_tokens`.
     """
     K = size(indices, 1) // 2
     zeros = ops.zeros_like(indices)
@@ -172,11 +172,11 @@ def _append(state: BeamState, indices: Tensor, parents: Tensor, added: Symbols) 
     origins = _where_rows(state.running, origins, same)
     indices = _where_rows(state.running, indices, zeros)
     # Finished hypotheses get a zero, which already follows their EOS.
-    new = tree.map_structure(lambda part: gather(ops.pad(part, [[0, 0], [K, 0]]), indices, batch_dims=1), added)
-    here = ops.arange(size(state.tokens.ids, 2), dtype="int32") == state.position
+    new = tree.map_structure(lambda part: gather(ops.pad(part, [[0, 0], [K, 0]]), indices, batch_dims=1), new_tokens)
+    is_new = ops.arange(size(state.tokens.ids, 2), dtype="int32") == state.position
 
     def extended(old: Tensor, new: Tensor) -> Any:
-        return ops.where(here, ops.expand_dims(new, 2), gather(old, origins, batch_dims=1))
+        return ops.where(is_new, ops.expand_dims(new, 2), gather(old, origins, batch_dims=1))
 
     return ops.split(new.ids, 2, axis=1)[1], tree.map_structure(extended, state.tokens, new)
 
@@ -188,11 +188,11 @@ def _has_ended(state: BeamState, exact_n: Tensor) -> Any:
     # Log-probabilities only fall, and the penalty that divides them grows with length. So the current log-probability,
     # divided by the penalty at the maximum length, bounds the score of an alive hypothesis. The search ends when the
     # worst output that must be exact reaches this bound.
-    reachable = ops.where(_possible(alive), alive / rows.greatest_penalty, 2 * NEG_INF)
+    reachable = ops.where(_possible(alive), alive / rows.max_penalty, 2 * NEG_INF)
     worst = gather(state.best.scores, ops.minimum(exact_n, beam_size) - 1, batch_dims=1)
-    enough = ops.cast(state.finished, "float32") >= rows.enough
+    is_full = ops.cast(state.finished, "float32") >= rows.max_finished
     greedy = (beam_size == 1) & _possible(state.best.scores[:, 0])
-    return (worst >= reachable) | enough | greedy | (state.lengths >= rows.max_length)
+    return (worst >= reachable) | is_full | greedy | (state.lengths >= rows.max_length)
 
 
 def results_of(state: BeamState, n_best: int, end_id: int) -> tuple[Hypotheses, Symbols]:
@@ -212,11 +212,11 @@ def results_of(state: BeamState, n_best: int, end_id: int) -> tuple[Hypotheses, 
     exists = ops.arange(n_best, dtype="int32") < size(state.newest, 1)
     used = exists & _possible(scores) & ~ops.expand_dims(state.running, 1)
 
-    def of_used(part: Tensor) -> Any:
+    def masked(part: Tensor) -> Any:
         part = chosen(*ops.split(part, 2, axis=1))
         return ops.where(used[:, :, None], part, ops.zeros_like(part))
 
-    tokens = tree.map_structure(of_used, state.tokens)
+    tokens = tree.map_structure(masked, state.tokens)
     # A finished output has one EOS, its last token, whose position is the length.
     count = ops.arange(1, size(tokens.ids, 2) + 1, dtype="int32")
     lengths = ops.sum(ops.where(tokens.ids == end_id, count, 0), axis=2)

@@ -45,8 +45,8 @@ def decoder_of(
     def step(ids: Tensor, position: Tensor, slot: Tensor, ancestry: Tensor, cache: Any) -> tuple[Any, ...]:
         memory_mask, is_token, layers = cache
         positions = ops.reshape(position, (1,))  # the same for the newest token of each beam
-        seen = layers, memory_mask, positions, slot, ancestry
-        logits, layers, _, cross_scores = model.decode_step(ids, *seen, weights, return_attention_scores=True)
+        context = layers, memory_mask, positions, slot, ancestry
+        logits, layers, _, cross_scores = model.decode_step(ids, *context, weights, return_attention_scores=True)
         attention = ops.mean(cross_scores[-1][:, : model.config.alignment_heads], axis=1)  # [B, K, S]
         attended = ops.argmax(ops.where(ops.expand_dims(is_token, 1), attention, -1.0), axis=2)
         return logits, (memory_mask, is_token, layers), attended
@@ -78,8 +78,8 @@ def decoder_after(decoder: Decoder, ids: Tensor) -> Decoder:
         last = ops.shape(cache[-1][0].target.key)[2] - 1
         return decoder.keep(cache, ops.minimum(ops.pad(slots + 1, ((0, 0), (1, 0))), last))
 
-    seen, cache = ops.ones((ops.shape(ids)[0], 1, 1), "bool"), decoder.cache
+    ancestry, cache = ops.ones((ops.shape(ids)[0], 1, 1), "bool"), decoder.cache
     if decoder.fixed and decoder.fixed.grows:  # every step appends its slot, so none may be free
         cache = decoder.keep(cache, ops.zeros((ops.shape(ids)[0], 0), "int32"))
-    _, cache, _ = decoder.step(ids[:, None], 0, 0, seen, cache)
+    _, cache, _ = decoder.step(ids[:, None], 0, 0, ancestry, cache)
     return Decoder(step, cache, keep, decoder.fixed)

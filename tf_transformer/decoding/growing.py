@@ -40,7 +40,7 @@ def searched(
         state = _make_room(_running_only(state), keep, L)
         (state,) = tf.while_loop(may_advance, advance, [state], [_invariants(state)])
         # Rows leave in any order, so each writes its results at its index in the whole batch.
-        rows = state.rows.number[:, tf.newaxis]
+        rows = state.rows.row[:, tf.newaxis]
         put = lambda old, new: tf.tensor_scatter_nd_update(old, rows, new)  # noqa: E731
         return state, tf.nest.map_structure(put, results, results_of(state))
 
@@ -89,11 +89,11 @@ def _make_room(state: BeamState, keep: Callable[[Any, tf.Tensor], Any], L: tf.Te
     K, slots = (tf.shape(state.ancestry)[axis] for axis in (1, 2))
 
     def with_room() -> BeamState:
-        seen = tf.cast(tf.reduce_any(state.ancestry, axis=1), tf.int32)  # [B, C]
-        most = tf.reduce_max(tf.reduce_sum(seen, axis=1))
+        visible = tf.cast(tf.reduce_any(state.ancestry, axis=1), tf.int32)  # [B, C]
+        most = tf.reduce_max(tf.reduce_sum(visible, axis=1))
         most = tf.minimum(-(-most // ROUND) * ROUND, slots)
         # Top-k of 0 and 1 is stable, so it returns the visible slots in order, then the others.
-        _, kept = tf.math.top_k(seen, most)
+        _, kept = tf.math.top_k(visible, most)
         free = K * tf.minimum(STEPS, L - state.position)
         ancestry = tf.gather(state.ancestry, kept, axis=2, batch_dims=1)
         ancestry = tf.pad(ancestry, [[0, 0], [0, 0], [0, free]])
@@ -114,19 +114,19 @@ class InPlaceKeyValue(KeyValue):
             # On CPUs, TensorFlow's scatter copies every slot. This kernel writes in place, but copies one number at a
             # time, so it gets the widest type that divides the last axis. Two axes are twice as fast as four.
             size = old.shape[-1] * old.dtype.size
-            word = next((wide for wide in (tf.complex128, tf.complex64) if size % wide.size == 0), old.dtype)
-            each = word.size // old.dtype.size
-            width = old.shape[-1] // each
-            rows = [B * h, -1, each]
-            words = tf.raw_ops.TensorStridedSliceUpdate(
-                input=tf.bitcast(tf.reshape(old, rows), word),
+            wide = next((wide for wide in (tf.complex128, tf.complex64) if size % wide.size == 0), old.dtype)
+            numbers = wide.size // old.dtype.size  # per wide number
+            width = old.shape[-1] // numbers
+            rows = [B * h, -1, numbers]
+            updated = tf.raw_ops.TensorStridedSliceUpdate(
+                input=tf.bitcast(tf.reshape(old, rows), wide),
                 begin=[0, slot * width],
                 end=[0, (slot + T) * width],
                 strides=[1, 1],
-                value=tf.bitcast(tf.reshape(part, rows), word),
+                value=tf.bitcast(tf.reshape(part, rows), wide),
                 begin_mask=1,  # all of the first axis
                 end_mask=1,
             )
-            return tf.reshape(tf.bitcast(words, old.dtype), [B, h, -1, old.shape[-1]])
+            return tf.reshape(tf.bitcast(updated, old.dtype), [B, h, -1, old.shape[-1]])
 
         return InPlaceKeyValue(*(written(*pair) for pair in zip(self, new, strict=True)))

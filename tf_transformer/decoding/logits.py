@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from tf_transformer.decoding.primitives import NEG_INF, gather, least, size, sorted_top_k, without_symbols
+from tf_transformer.decoding.primitives import NEG_INF, gather, least, size, sorted_top_k, without_tokens
 from tf_transformer.utils.type_names import Tensor
 
 
@@ -13,15 +13,15 @@ def top_k(logits: Tensor, k: Tensor) -> tuple[Any, Any]:
     """Returns the k highest logits [..., V] and their tokens. Equal logits keep their order."""
     # The k best are in the k blocks with the highest maxima, so only these blocks are sorted.
     *sizes, V = (size(logits, axis) for axis in range(len(logits.shape)))
-    width = next((width for width in range(64, 15, -1) if V % width == 0), None)  # of a block
-    if width is None:
+    block = next((width for width in range(64, 15, -1) if V % width == 0), None)
+    if block is None:
         return sorted_top_k(logits, k)
-    blocks = ops.reshape(logits, (*sizes, V // width, width))
-    M = least(k, V // width)
+    blocks = ops.reshape(logits, (*sizes, V // block, block))
+    M = least(k, V // block)
     _, chosen = sorted_top_k(ops.max(blocks, axis=-1), M)  # [..., M]
     chosen = -sorted_top_k(-chosen, M)[0]  # sorted by index, so that equal logits keep their order
-    tokens = ops.expand_dims(chosen, -1) * width + ops.arange(width, dtype="int32")  # [..., M, width]
-    flat = (*sizes, M * width)
+    tokens = ops.expand_dims(chosen, -1) * block + ops.arange(block, dtype="int32")  # [..., M, block]
+    flat = (*sizes, M * block)
     top_logits, indices = sorted_top_k(ops.reshape(gather(blocks, chosen, batch_dims=len(sizes)), flat), k)
     return top_logits, gather(ops.reshape(tokens, flat), indices, batch_dims=len(sizes))
 
@@ -64,7 +64,7 @@ def without_repeats(logits: Tensor, prefixes: Prefixes, n: Tensor) -> Any:
 
         used = ops.broadcast_to((index < position) & (n > 0)[:, None, None], ops.shape(ids))
         _, repeats = ops.while_loop(lambda back, _: back < ops.max(n), compare, (ops.ones((), "int32"), used))
-        remaining = without_symbols(logits, ids, repeats)
+        remaining = without_tokens(logits, ids, repeats)
         none_left = ops.max(remaining, axis=2, keepdims=True) <= NEG_INF / 2
         return ops.where(none_left, logits, remaining)
 

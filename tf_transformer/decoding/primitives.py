@@ -28,8 +28,8 @@ def require_tensorflow(what: str) -> None:
 
 def size(x: Tensor, axis: int) -> Any:
     """Returns the size of an axis, as an `int` if it is known."""
-    known = x.shape[axis]
-    return tf.shape(x)[axis] if known is None else known
+    static = x.shape[axis]
+    return tf.shape(x)[axis] if static is None else static
 
 
 def least(a: Tensor, b: Tensor) -> Any:
@@ -60,7 +60,7 @@ if ON_TENSORFLOW:
         """
         # TensorFlow's softmax takes half as long as its log-sum-exp. The probability of the best token is at least 1/V.
         # That of another one, as with a prefix, may be too small for float32.
-        logit, probability = (tf.gather(each, token, batch_dims=2) for each in (logits, tf.nn.softmax(logits)))
+        logit, probability = (tf.gather(part, token, batch_dims=2) for part in (logits, tf.nn.softmax(logits)))
         if is_best:
             return logit - tf.math.log(probability)
         return tf.cond(
@@ -69,10 +69,10 @@ if ON_TENSORFLOW:
             lambda: tf.reduce_logsumexp(logits, axis=-1, keepdims=True),
         )
 
-    def without_symbols(logits: Tensor, ids: Tensor, forbidden: Tensor) -> Any:
+    def without_tokens(logits: Tensor, ids: Tensor, forbidden: Tensor) -> Any:
         """Masks in logits [B, K, V] the tokens ids [B, K, L] that are forbidden, bool [B, K, L]."""
-        where = tf.cast(tf.where(forbidden), tf.int32)  # [M, 3], row, beam and position
-        index = tf.concat([where[:, :2], tf.gather_nd(ids, where)[:, tf.newaxis]], axis=1)
+        masked = tf.cast(tf.where(forbidden), tf.int32)  # [M, 3], row, beam and position
+        index = tf.concat([masked[:, :2], tf.gather_nd(ids, masked)[:, tf.newaxis]], axis=1)
         return tf.tensor_scatter_nd_update(logits, index, tf.fill([tf.shape(index)[0]], NEG_INF))
 
     def write_slots(old: Tensor, slot: Tensor, new: Tensor) -> Any:
@@ -105,7 +105,7 @@ else:  # The same functions with `keras.ops`, for JAX and PyTorch.
     def log_sum_exp(logits: Tensor, token: Tensor, is_best: bool) -> Any:
         return ops.logsumexp(logits, axis=-1, keepdims=True)
 
-    def without_symbols(logits: Tensor, ids: Tensor, forbidden: Tensor) -> Any:
+    def without_tokens(logits: Tensor, ids: Tensor, forbidden: Tensor) -> Any:
         # Shapes are static, so tokens that are not forbidden write into an extra column, which is dropped.
         V = logits.shape[-1]
         wider = ops.reshape(ops.pad(logits, ((0, 0), (0, 0), (0, 1))), (-1,))

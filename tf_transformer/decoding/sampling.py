@@ -67,14 +67,14 @@ def sample(
 
     def step(*state: Any) -> Any:
         position, newest, ids, log_probs, lengths, running, finished, cache = state
-        seen = ops.broadcast_to(index <= position, (B, 1, L))
-        logits, cache, *_ = decoder.step(newest[:, None], position, position, seen, cache)
+        ancestry = ops.broadcast_to(index <= position, (B, 1, L))
+        logits, cache, *_ = decoder.step(newest[:, None], position, position, ancestry, cache)
         logits = ops.cast(logits, "float32")  # [B, 1, V]
         possible = restricted(logits, Prefixes(ids[:, None], position, end_id), rules)[:, 0]
         logits = logits[:, 0]
         uniform = gather(uniforms, position, axis=1)
         if k is None and p is None:
-            newest = _drawn(possible, temperature, uniform)
+            newest = _sampled(possible, temperature, uniform)
         else:
             most = size(possible, 1) if k is None else least(k if widest is None else widest, size(possible, 1))
             top_logits, tokens = sorted_top_k(possible, most)
@@ -84,7 +84,7 @@ def sample(
                 probabilities = ops.softmax(top_logits / ops.cast(temperature, "float32"))
                 before = ops.cumsum(probabilities, axis=1) - probabilities  # 0 for the likeliest token
                 top_logits = ops.where((before < p) | (ops.arange(most) == 0), top_logits, NEG_INF)
-            newest = gather(tokens, _drawn(top_logits, temperature, uniform), batch_dims=1)
+            newest = gather(tokens, _sampled(top_logits, temperature, uniform), batch_dims=1)
         log_prob = gather(logits, newest, batch_dims=1) - ops.logsumexp(logits, axis=1)
         ids = ops.where((index == position) & running[:, None], newest[:, None], ids)
         log_probs = log_probs + ops.where(running, log_prob, 0.0)
@@ -102,10 +102,10 @@ def sample(
     return Hypotheses(ids, log_probs, log_probs, lengths, finished[:, None])
 
 
-def _drawn(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Any:
+def _sampled(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Any:
     """Returns the first token at which the cumulative softmax(logits [B, V] / temperature) exceeds uniform [B]."""
     below = logits - ops.max(logits, axis=1, keepdims=True)  # 0 at the likeliest
-    heated = ops.where(below < NEG_INF / 2, float(np.finfo("float32").min), below / ops.cast(temperature, "float32"))
-    total = ops.cumsum(ops.softmax(heated), axis=1)
+    scaled = ops.where(below < NEG_INF / 2, float(np.finfo("float32").min), below / ops.cast(temperature, "float32"))
+    total = ops.cumsum(ops.softmax(scaled), axis=1)
     token = ops.sum(ops.cast(total <= uniform[:, None] * total[:, -1:], "int32"), axis=1)
     return ops.minimum(token, size(logits, 1) - 1)

@@ -130,9 +130,9 @@ def _search(
     max_length = ops.cast(problem.max_length, "int32")
     if "min_length" in by_row:
         by_row["min_length"] = ops.minimum(by_row["min_length"], max_length)
-    enough = ops.maximum(ops.round(by_row.pop("patience") * ops.cast(by_row["beam_size"], "float32")), 1.0)
-    greatest_penalty = penalty(max_length, by_row["length_penalty"])
-    rows = Rows(ops.arange(B, dtype="int32"), max_length, enough, greatest_penalty, by_row)
+    max_finished = ops.maximum(ops.round(by_row.pop("patience") * ops.cast(by_row["beam_size"], "float32")), 1.0)
+    max_penalty = penalty(max_length, by_row["length_penalty"])
+    rows = Rows(ops.arange(B, dtype="int32"), max_length, max_finished, max_penalty, by_row)
     # For an empty batch, K is 1 and L is 0.
     K, L, grows = fixed or (ops.max(by_row["beam_size"], initial=1), ops.max(max_length, initial=0), False)
     # The first slot, 0, is computed: copies of a constant would go into an exported file, and converters would take the
@@ -144,13 +144,13 @@ def _search(
         position, slot = state.position, state.slot
         beam = ops.arange(K, dtype="int32")
         if grows:
-            own = ops.broadcast_to(beam == beam[:, None], (B, K, K))
-            ancestry = ops.concatenate([state.ancestry, own], axis=2)
+            new = ops.broadcast_to(beam == beam[:, None], (B, K, K))
+            ancestry = ops.concatenate([state.ancestry, new], axis=2)
         else:
-            own = ops.arange(size(state.ancestry, 2), dtype="int32") == (slot + beam)[:, None]  # [K, C]
-            ancestry = state.ancestry | own
+            new = ops.arange(size(state.ancestry, 2), dtype="int32") == (slot + beam)[:, None]  # [K, C]
+            ancestry = state.ancestry | new
         logits, cache, *attended = problem.decoder.step(state.newest, position, slot, ancestry, state.cache)
-        may_follow = allowed and allowed(ops.split(state.tokens.ids, 2, axis=1)[1], position, state.rows.number)
+        may_follow = allowed and allowed(ops.split(state.tokens.ids, 2, axis=1)[1], position, state.rows.row)
         state = state._replace(slot=slot + K, ancestry=ancestry, cache=cache)
         attention = attended[0] if detailed else None
         return (extend(state, ops.cast(logits, "float32"), may_follow, attention, problem.end_id, exact_n),)

@@ -93,8 +93,8 @@ class SearchOption:
 
 _DOCS = documentation(SearchOptions)
 SEARCH_OPTIONS = {
-    each.name: SearchOption(each.name, each.default, _DOCS.get(each.name, ""), **each.metadata)
-    for each in fields(SearchOptions)
+    option.name: SearchOption(option.name, option.default, _DOCS.get(option.name, ""), **option.metadata)
+    for option in fields(SearchOptions)
 }
 
 

@@ -34,7 +34,7 @@ else:
 MAX_SCORED_TOKENS = 256  # target tokens that are scored at once, to bound the memory of their logits
 
 
-class SetOnce:
+class Immutable:
     """Base class of immutable objects. A traced function would keep using the former value of an attribute."""
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -44,7 +44,7 @@ class SetOnce:
         super().__setattr__(name, value)
 
 
-class TextModel(SetOnce):
+class TextModel(Immutable):
     """Immutable model with its tokenizer and search options, whose functions can be traced. See `Translator`."""
 
     def __init__(
@@ -125,11 +125,11 @@ class TextModel(SetOnce):
         """Tokenizes texts [B] as outputs are: ragged ids [B, None], without the language's."""
         return self.tokenizer.tokenize_target(text)[:, self.tokenizer.num_language_tokens :]
 
-    def append_eos(self, tokens: Tensor, codes: int = 0) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
-        """Truncates ragged ids [B, None], of which the first `codes` are languages, and appends EOS. See `source`."""
-        length = tf.cast(tokens.row_lengths(), tf.int32) - codes
+    def append_eos(self, tokens: Tensor, num_language_tokens: int = 0) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
+        """Truncates ragged ids [B, None], which begin with `num_language_tokens`, and appends EOS. See `source`."""
+        length = tf.cast(tokens.row_lengths(), tf.int32) - num_language_tokens
         end = tf.fill([tokens.nrows(), 1], EOS_ID)
-        source = tf.concat([tokens[:, : self.max_source_length + codes], end], axis=1).to_tensor(PAD_ID)
+        source = tf.concat([tokens[:, : self.max_source_length + num_language_tokens], end], axis=1).to_tensor(PAD_ID)
         return source, tf.maximum(length, 0), (length > self.max_source_length) | (length < 0)
 
     @checked
@@ -220,11 +220,11 @@ class TextModel(SetOnce):
 
         # Logits [B, T, V] of all rows would take gigabytes for a large vocabulary, so a few rows are scored at a time.
         def score(i: Tensor, log_probs: Any) -> tuple[Any, ...]:
-            some = slice(i * at_once, (i + 1) * at_once)
-            memory, memory_mask = tf.nest.map_structure(lambda part: part[some], encoded)
-            shifted = tf.concat([start[some], target[some]], axis=1)[:, :-1]
+            batch = slice(i * at_once, (i + 1) * at_once)
+            memory, memory_mask = tf.nest.map_structure(lambda part: part[batch], encoded)
+            shifted = tf.concat([start[batch], target[batch]], axis=1)[:, :-1]
             scores = self.model.decode(shifted, memory, memory_mask)[0][:, start.shape[1] - 1 :]
-            return i + 1, log_probs.write(i, -tf.nn.sparse_softmax_cross_entropy_with_logits(target[some], scores))
+            return i + 1, log_probs.write(i, -tf.nn.sparse_softmax_cross_entropy_with_logits(target[batch], scores))
 
         count = tf.maximum(-(-rows // at_once), 1)
         parts = tf.TensorArray(tf.float32, count, infer_shape=False, element_shape=[None, None])

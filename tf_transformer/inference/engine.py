@@ -80,7 +80,7 @@ class TranslationResult(NamedTuple):
             return f"{self.score:.4f}\t{self.line}" if ending == ".tsv" else self.line
         fields: dict[str, Any] = {name: getattr(self, name) for name in ("score", "truncated", "empty")}
         if n_best:
-            fields["n_best"] = [{"text": one_line(one.text), "score": one.score} for one in self.hypotheses]
+            fields["n_best"] = [{"text": one_line(best.text), "score": best.score} for best in self.hypotheses]
         return json.dumps({"text": self.line, **fields}, ensure_ascii=False)
 
 
@@ -237,13 +237,13 @@ class Engine(ABC):
         """
         if not self.translates:
             raise BadInput("document: expected a translator, got a parser, which takes sentences")
-        one = isinstance(texts, str | bytes) or getattr(texts, "shape", None) == ()
+        is_single = isinstance(texts, str | bytes) or getattr(texts, "shape", None) == ()
         strings = [
             text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-            for text in strings_in([texts] if one else texts)
+            for text in strings_in([texts] if is_single else texts)
         ]
         outputs: list[str] = registry.find("services", "documents")(self, strings, format, sentences, options)
-        return outputs[0] if one else outputs
+        return outputs[0] if is_single else outputs
 
     def aligned(self, texts: Iterable[str | bytes], **options: Any) -> list[Aligned]:
         """Returns the best output for each text, aligned with the source by tokens and words.
@@ -278,8 +278,8 @@ class Engine(ABC):
         """Validates the options of a call."""
         options = {**self._own, **options}
         if unknown := [name for name in options if name not in SEARCH_OPTIONS and name not in LANGUAGES]:
-            known = ", ".join((*self.call_options, *(LANGUAGES if self.languages else ())))
-            raise TypeError(f"options of a call: expected {known}; got {', '.join(unknown)}")
+            supported = ", ".join((*self.call_options, *(LANGUAGES if self.languages else ())))
+            raise TypeError(f"options of a call: expected {supported}; got {', '.join(unknown)}")
         search = {name: value for name, value in options.items() if name not in LANGUAGES}
         for name, value in search.items():
             if name not in self.call_options:
@@ -292,8 +292,9 @@ class Engine(ABC):
         languages = {name: value for name, value in options.items() if name in LANGUAGES}
         for name, language in languages.items():
             if not self.languages:
-                which = "since this model has one pair of languages"
-                raise BadInput(f"{name}: expected none, {which}, got {shown(language)}")
+                raise BadInput(
+                    f"{name}: expected none, since this model has one pair of languages, got {shown(language)}"
+                )
             check_language(name, language, self.languages)
         return Request(n, search, languages)
 

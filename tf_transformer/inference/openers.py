@@ -65,11 +65,11 @@ def opener_of(path: Folders, options: Mapping[str, Any], rebuilds: bool = False)
                 raise BadInput(f"{option}: expected a model that takes it, got {opener.title}, {', '.join(paths)}")
             return opener, paths if opener.several else paths[0]
     if len(paths) > 1:
-        others = [path for path in paths if not any(opener.several and opener.can_open(path) for opener in tried)]
-        if not others:
+        unopened = [path for path in paths if not any(opener.several and opener.can_open(path) for opener in tried)]
+        if not unopened:
             raise BadInput(f"{', '.join(options)}: expected one model with it, got an ensemble of {len(paths)} runs")
         raise BadInput(
-            f"{others[0]}: expected a run, since several paths are an ensemble of runs, {found_in(others[0])}"
+            f"{unopened[0]}: expected a run, since several paths are an ensemble of runs, {found_in(unopened[0])}"
         )
     titles = [opener.title for opener in tried]
     raise BadInput(f"expected {', '.join(titles[:-1])} or {titles[-1]}, {found_in(paths[0], 'config.json')}")

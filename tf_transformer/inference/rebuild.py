@@ -40,8 +40,8 @@ def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
     expected, models = "an export that this version can read", list[Transformer]()
     with reading(path, expected):
         check_kinds(stored, dict.fromkeys(LIMITS, int))
-        own = [name for name, option in SEARCH_OPTIONS.items() if option.translator and name in stored]
-        options = {name: SEARCH_OPTIONS[name].cast(stored[name]) for name in own}
+        names = [name for name, option in SEARCH_OPTIONS.items() if option.translator and name in stored]
+        options = {name: SEARCH_OPTIONS[name].cast(stored[name]) for name in names}
         check_kinds(stored, {"config": dict, "dtype": str})
         config = config_of(stored["config"])
         keras.dtype_policies.get(policy_of(stored["dtype"]))  # raises for an unknown name

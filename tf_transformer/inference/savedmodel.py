@@ -73,12 +73,12 @@ class SavedModel(Engine):
         self._opened: dict[str, Any] = {"path": absolute, "threads": threads}
         signatures = self.loaded.signatures
         default = signatures.get("serving_default")
-        takes = {name: spec.dtype for name, spec in default.structured_input_signature[1].items()} if default else {}
-        gives = [spec.dtype for spec in default.structured_outputs.values()] if default else []
-        if takes != {"text": tf.string} or gives.count(tf.string) != 1:
+        inputs = {name: spec.dtype for name, spec in default.structured_input_signature[1].items()} if default else {}
+        dtypes = [spec.dtype for spec in default.structured_outputs.values()] if default else []
+        if inputs != {"text": tf.string} or dtypes.count(tf.string) != 1:
             raise BadInput(
                 f"{address}: expected a SavedModel whose serving_default returns one string for `text`, got "
-                f"{gives.count(tf.string)} for {', '.join(takes) or 'nothing'}. Call it with tf.saved_model.load"
+                f"{dtypes.count(tf.string)} for {', '.join(inputs) or 'nothing'}. Call it with tf.saved_model.load"
             )
         inputs = signatures["translate"].structured_input_signature[1] if "translate" in signatures else {}
         self.call_options = tuple(name for name in SEARCH_OPTIONS if name in inputs)
@@ -124,9 +124,9 @@ class SavedModel(Engine):
         names = ("translations", "scores", "log_probs", "finished", "lengths")
         for i, source in enumerate(texts):
             rows = list(zip(*(outputs[name][i] for name in names), strict=True))[: request.n or 1]
-            answers = [Hypothesis(text.decode("utf-8", "replace"), *others) for text, *others in rows]
-            used = tuple(answer for answer in answers[1:] if answer.score > UNUSED)
-            yield TranslationResult(source, (answers[0], *used), outputs["source_length"][i], outputs["truncated"][i])
+            best, *others = [Hypothesis(text.decode("utf-8", "replace"), *values) for text, *values in rows]
+            used = tuple(hypothesis for hypothesis in others if hypothesis.score > UNUSED)
+            yield TranslationResult(source, (best, *used), outputs["source_length"][i], outputs["truncated"][i])
 
     def _best(self, texts: list[str | bytes], batch: Tensor) -> Iterator[TranslationResult]:
         """Calls serving_default, whose search ends as soon as the best output is certain."""

@@ -259,12 +259,12 @@ class Translator(TextModel, Engine):
         read = self.read(with_rows(texts, self.batch_size), tokenizer)
         rows = self._outputs(name, search, len(texts), n, tokenizer, read, columns, options, np.int32(n))
         for source, (length, truncated, *values) in zip(texts, rows, strict=True):
-            answers = [
+            hypotheses = [
                 Hypothesis(text, score, log_prob, finished, tokens - finished)
                 for k, (text, score, log_prob, tokens, finished) in enumerate(zip(*values, strict=True))
                 if k == 0 or tokens
             ]
-            yield TranslationResult(source, tuple(answers), length, truncated)
+            yield TranslationResult(source, tuple(hypotheses), length, truncated)
 
     def _aligned(self, texts: list[str | bytes], request: Request) -> Iterator[Aligned]:
         (options, beams, longest), tokenizer = self._options_of(request), self._tokenizer_of(request)

@@ -31,11 +31,11 @@ def compact(folder: Path) -> None:
         # TensorFlow also reads each variable outside of functions, and uses none of these reads.
         nodes = graph.graph_def.node
         used = {_producer(source) for node in nodes for source in node.input}
-        kept = [copy.deepcopy(node) for node in nodes if node.op != "ReadVariableOp" or node.name in used]
-        for node in kept:
+        remaining = [copy.deepcopy(node) for node in nodes if node.op != "ReadVariableOp" or node.name in used]
+        for node in remaining:
             _drop_notes(node)
         del nodes[:]
-        nodes.extend(kept)
+        nodes.extend(remaining)
     file.write_bytes(saved.SerializeToString())
     write_fingerprint(str(folder))  # otherwise it is that of the former graph
 
@@ -146,7 +146,7 @@ def _sorted(nodes: Iterable[Any]) -> Iterator[Any]:
         while waiting:
             name, inputs = waiting[-1]
             sources = map(_producer, inputs)
-            source = next((each for each in sources if each in by_name and each not in done), None)
+            source = next((name for name in sources if name in by_name and name not in done), None)
             if source is None:
                 waiting.pop()
                 yield by_name[name]

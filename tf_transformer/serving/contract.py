@@ -240,11 +240,11 @@ class _Graph:
         }
 
     def details(self, text: Tensor, **inputs: Any) -> Any:
-        source, *_, outputs, symbols = self._search(text, self.n_best, inputs)
+        source, *_, outputs, values = self._search(text, self.n_best, inputs)
         B, N, L = tf.shape(outputs.ids)[0], self.n_best, tf.shape(outputs.ids)[2]
         is_token = tf.range(L) < (outputs.lengths - tf.cast(outputs.finished, tf.int32))[:, :, tf.newaxis]  # [B, N, L]
         # L differs from batch to batch, and a server merges outputs only of fixed shapes.
-        token_scores = tf.where(is_token, symbols.log_probs, 0.0)
+        token_scores = tf.where(is_token, values.log_probs, 0.0)
         token_scores = tf.pad(token_scores, [[0, 0], [0, 0], [0, self.max_length - L]])
 
         def tokens(part: Tensor) -> tf.RaggedTensor:
@@ -253,7 +253,7 @@ class _Graph:
         def joined(strings: Tensor) -> Any:
             return tf.ensure_shape(tf.reshape(_joined(strings), [B, N]), [None, N])
 
-        pieces, attended = self.tokenizer.pieces(tokens(outputs.ids)), tokens(symbols.attended)
+        pieces, attended = self.tokenizer.pieces(tokens(outputs.ids)), tokens(values.attended)
         index = tf.ragged.range(attended.row_lengths())
         links = tf.strings.join([tf.strings.as_string(part.flat_values) for part in (attended, index)], "-")
         return {

@@ -178,9 +178,9 @@ class Tokenizer:
         """
         if normalization not in NORMALIZATIONS:
             raise BadInput(f"normalization: expected one of {', '.join(NORMALIZATIONS)}; got {normalization!r}")
-        symbols, controls = list(user_defined_symbols), list(control_tokens)
-        check_symbols(symbols)
-        least = FIRST_ID + len(controls) + len(symbols) + 256 + 1
+        user_defined, controls = list(user_defined_symbols), list(control_tokens)
+        check_symbols(user_defined)
+        least = FIRST_ID + len(controls) + len(user_defined) + 256 + 1
         if vocab_size < least:
             raise BadInput(f"vocab_size: expected at least {least} (symbols, bytes, a piece), got {vocab_size}")
         written, failures = io.BytesIO(), list[Exception]()
@@ -198,7 +198,7 @@ class Tokenizer:
                 eos_id=EOS_ID,
                 unk_id=UNKNOWN_ID,
                 control_symbols=[f" {control}" for control in controls],  # no piece has a space
-                user_defined_symbols=symbols,
+                user_defined_symbols=user_defined,
                 input_sentence_size=sample,
                 shuffle_input_sentence=True,
                 num_threads=threads,
@@ -318,14 +318,14 @@ def _readable(texts: Iterable[Any], failures: list[Exception]) -> Iterator[str]:
         raise
 
 
-def check_symbols(symbols: Iterable[str], name: str = "user_defined_symbols") -> None:
+def check_symbols(strings: Iterable[str], name: str = "user_defined_symbols") -> None:
     """Raises `BadInput` with the option's name if a user-defined symbol is repeated or cannot be one piece."""
-    before = set[str]()
-    for symbol in symbols:
-        if not isinstance(symbol, str) or not symbol.isprintable() or not symbol or set(" ▁") & set(symbol):
-            raise BadInput(f"{name}: expected printable text without white space, such as '<2de>'; got {shown(symbol)}")
-        if RESERVED.fullmatch(symbol):
-            raise BadInput(f"{name}: expected text other than reserved tokens, got {symbol!r}")
-        if symbol in before:
-            raise BadInput(f"{name}: expected unique strings, got {shown(symbol)} twice")
-        before.add(symbol)
+    checked = set[str]()
+    for string in strings:
+        if not isinstance(string, str) or not string.isprintable() or not string or set(" ▁") & set(string):
+            raise BadInput(f"{name}: expected printable text without white space, such as '<2de>'; got {shown(string)}")
+        if RESERVED.fullmatch(string):
+            raise BadInput(f"{name}: expected text other than reserved tokens, got {string!r}")
+        if string in checked:
+            raise BadInput(f"{name}: expected unique strings, got {shown(string)} twice")
+        checked.add(string)

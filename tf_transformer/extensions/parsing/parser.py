@@ -19,7 +19,7 @@ from tf_transformer.decoding.compiling import input_signature, width_of, with_ro
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.decoding.search import OPTIONS, Fixed, beam_search
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.decoding.text_model import SetOnce, check_length, padded
+from tf_transformer.decoding.text_model import Immutable, check_length, padded
 from tf_transformer.extensions.parsing import evalb
 from tf_transformer.extensions.parsing.constraint import LEAF, Grammar
 from tf_transformer.extensions.parsing.corpus import ParserInput, encoder_of, read_texts, split_words
@@ -46,7 +46,7 @@ EXTRA_LENGTH = 300  # maximum number of symbols beyond the source's length (sect
 RUN_OPTIONS = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf}  # infinite: exact search
 
 
-class Parser(SetOnce, Engine):
+class Parser(Immutable, Engine):
     """Parses English sentences. Immutable; call `replace` for a modified copy.
 
     `parser(["The cat slept ."])` returns `["(TOP (S (NP (DT The) (NN cat)) (VP (VBD slept)) (. .)))"]`. A call returns

@@ -107,25 +107,25 @@ class LanguageModel:
             from tf_transformer.decoding.growing import InPlaceKeyValue as key_value
         x, caches = self._embedded(prompts, None), list[KeyValue]()
         for layer in self.layers:
-            # Causality hides the zeros behind a prompt from its tokens, and `seen` hides them from the search.
+            # Causality hides the zeros behind a prompt from its tokens, and `visible` hides them from the search.
             cache = DecoderCache(AppendedKeyValue(*layer.init_cache(x=x).target), None)
             x, cache = layer(x, cache=cache, attention_mask=causal_mask(P))
             caches.append(key_value(*cache.target))
         # The search feeds the last token of each prompt again, to get its logits at step 0.
-        seen = ops.expand_dims(ops.arange(P, dtype="int32") < ops.expand_dims(length - 1, 1), 1)  # (B, 1, P)
+        visible = ops.expand_dims(ops.arange(P, dtype="int32") < ops.expand_dims(length - 1, 1), 1)  # (B, 1, P)
 
         def step(ids: Tensor, position: Tensor, slot: Tensor, ancestry: Tensor, cache: Any) -> tuple[Any, Any]:
-            seen, length, targets = cache
+            visible, length, targets = cache
             shape = ops.shape(ancestry)
-            mask = ops.concatenate([ops.broadcast_to(seen, (shape[0], shape[1], P)), ancestry], axis=2)
-            x, kept = self._embedded(ids, length - 1 + position), []
+            mask = ops.concatenate([ops.broadcast_to(visible, (shape[0], shape[1], P)), ancestry], axis=2)
+            x, written = self._embedded(ids, length - 1 + position), []
             for layer, target in zip(self.layers, targets, strict=True):
                 x, new = layer(x, cache=DecoderCache(target, None), slot=slot + P, attention_mask=mask)
-                kept.append(new.target)
+                written.append(new.target)
             logits = self._logits(x)
             # Losses that ignore padding leave its logit to chance.
             is_padding = ops.arange(logits.shape[-1], dtype="int32") == PAD_ID
-            return ops.where(is_padding, NEG_INF, ops.cast(logits, "float32")), (seen, length, kept)
+            return ops.where(is_padding, NEG_INF, ops.cast(logits, "float32")), (visible, length, written)
 
         def keep(cache: Any, slots: Tensor) -> Any:
             *of_rows, targets = cache
@@ -136,7 +136,7 @@ class LanguageModel:
                 key_value(*(gather(part, kept, axis=2, batch_dims=1) for part in target)) for target in targets
             ]
 
-        return Decoder(step, (seen, length, caches), keep, fixed)
+        return Decoder(step, (visible, length, caches), keep, fixed)
 
     def _embedded(self, ids: Tensor, position: Tensor) -> Any:
         """Embeds ids `(B, T)`, all of a row at its position `(B,)`, or at 0 to T - 1 if `position` is `None`."""
@@ -177,13 +177,13 @@ class LanguageModel:
         """
         beams = beams_of(n_best, options)
 
-        def found(columns: Sequence[Tensor]) -> Hypotheses:
+        def searched(columns: Sequence[Tensor]) -> Hypotheses:
             prompts, length = columns
             problem = self.problem(prompts, length, max_length, beams, end_id)
             return beam_search(problem, n_best=n_best, **options)
 
         key = "search", max_length, n_best, end_id, *sorted(options.items())
-        return self._continued(key, found, self._padded(prompts, max_length), end_id)
+        return self._continued(key, searched, self._padded(prompts, max_length), end_id)
 
     @checked
     def sample(
@@ -208,14 +208,14 @@ class LanguageModel:
             end_id: Id of EOS.
         """
 
-        def found(columns: Sequence[Tensor]) -> Hypotheses:
+        def sampled(columns: Sequence[Tensor]) -> Hypotheses:
             prompts, length, uniforms = columns
             problem = self.problem(prompts, length, max_length, 1, end_id)
             return sample(problem, uniforms, temperature=temperature, k=k, p=p)
 
         uniforms = uniforms_of(seed, range(len(prompts)), max_length)
         key = "sample", max_length, temperature, k, p, end_id
-        return self._continued(key, found, (*self._padded(prompts, max_length), uniforms), end_id)
+        return self._continued(key, sampled, (*self._padded(prompts, max_length), uniforms), end_id)
 
     def _padded(self, prompts: Sequence[Sequence[int]], max_length: int) -> tuple[np.ndarray, np.ndarray]:
         if not all(layer.built for layer in (self.embedding, *self.layers)):

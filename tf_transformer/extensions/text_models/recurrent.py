@@ -28,8 +28,8 @@ def recurrent_decoder(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, f
 
     def search_step(ids: Tensor, position: Tensor, slot: Tensor, ancestry: Tensor, cache: Any) -> tuple[Any, Any]:
         B, K, C = ops.shape(ancestry)
-        place = ops.arange(C, dtype="int32")
-        parent = ops.max(ops.where(ancestry & (place < slot), place + 1, 0), axis=2)  # (B, K)
+        slots = ops.arange(C, dtype="int32")
+        parent = ops.max(ops.where(ancestry & (slots < slot), slots + 1, 0), axis=2)  # (B, K)
         rows = [gather(part[:, 0], parent, batch_dims=1) for part in cache]
         rows = [ops.reshape(row, (-1, *part.shape[1:])) for row, part in zip(rows, tree.flatten(state), strict=True)]
         logits, new = step(ops.reshape(ids, (-1,)), tree.pack_sequence_as(state, rows))

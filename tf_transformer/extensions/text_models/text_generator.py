@@ -98,12 +98,12 @@ class TextGenerator(Served):
         return {"max_length": self.max_length, "max_prompt_length": self.max_prompt_length, "n_best": self.n_best}
 
     def _serve(self, text: Tensor) -> dict[str, Any]:
-        texts, found, truncated = self._searched(text, 1)
-        return {"text": texts[:, 0], "score": found.scores[:, 0], "truncated": truncated}
+        texts, outputs, truncated = self._searched(text, 1)
+        return {"text": texts[:, 0], "score": outputs.scores[:, 0], "truncated": truncated}
 
     def _generate(self, text: Tensor) -> dict[str, Any]:
-        texts, found, truncated = self._searched(text, self.n_best)
-        return {"texts": texts, "scores": found.scores, "finished": found.finished, "truncated": truncated}
+        texts, outputs, truncated = self._searched(text, self.n_best)
+        return {"texts": texts, "scores": outputs.scores, "finished": outputs.finished, "truncated": truncated}
 
     def _searched(self, text: Tensor, n_best: int) -> tuple[Any, Hypotheses, Any]:
         begin = tf.maximum(tf.strings.length(tf.ensure_shape(text, [None])) - self._most_bytes, 0)
@@ -116,13 +116,13 @@ class TextGenerator(Served):
         problem = self.language_model.problem(
             prompts.to_tensor(PAD_ID), length, self.max_length, self.beam_size, EOS_ID
         )
-        found = beam_search(problem, n_best=n_best, **self.options)
+        outputs = beam_search(problem, n_best=n_best, **self.options)
         count = tf.size(length) * n_best
-        outputs = tf.RaggedTensor.from_tensor(tf.reshape(found.ids, [count, tf.shape(found.ids)[2]]))
+        ids = tf.RaggedTensor.from_tensor(tf.reshape(outputs.ids, [count, tf.shape(outputs.ids)[2]]))
         row = tf.range(count) // n_best  # tf.repeat takes no ragged tensors
-        texts = self.tokenizer.detokenize(tf.concat([tf.gather(prompts, row), outputs], axis=1))
+        texts = self.tokenizer.detokenize(tf.concat([tf.gather(prompts, row), ids], axis=1))
         texts = tf.ensure_shape(tf.reshape(texts, [-1, n_best]), [None, n_best])
-        return texts, found, (tokens.row_lengths() > most) | (begin > 0)
+        return texts, outputs, (tokens.row_lengths() > most) | (begin > 0)
 
 
 class _Weights:

@@ -161,10 +161,10 @@ class TextModel(Served):
         if len(set(self.labels)) < len(self.labels) or any("\n" in label for label in self.labels):
             raise BadInput(f"labels: expected unique single-line names, got {', '.join(map(repr, self.labels))}")
         shape = ("T",) * by_word + (len(self.labels),)
-        found = outputs[0].shape if isinstance(outputs, np.ndarray) else f"a {type(outputs).__name__}"
-        if not isinstance(outputs, np.ndarray) or found != (2,) * by_word + (len(self.labels),):
+        got = outputs[0].shape if isinstance(outputs, np.ndarray) else f"a {type(outputs).__name__}"
+        if not isinstance(outputs, np.ndarray) or got != (2,) * by_word + (len(self.labels),):
             expected = f"(B, {', '.join(map(str, shape))})"
-            raise BadInput(f"labels: expected a model with the output {expected}, got {found} per text")
+            raise BadInput(f"labels: expected a model with the output {expected}, got {got} per text")
         if by_word and (spaced := [label for label in self.labels if not label or " " in label]):
             raise BadInput(f"labels: expected names without spaces with by_word=True, got {spaced[0]!r}")
 
