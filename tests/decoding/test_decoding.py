@@ -6,7 +6,7 @@ import oracle
 import pytest
 import tensorflow as tf
 from conftest import close, draw_weights, normal, weights_of
-from test_search import END, keep_symbols
+from test_search import END, keep_tokens
 
 from tf_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig, WarmupSchedule
 from tf_transformer.decoding.decoder import decoder_of
@@ -25,33 +25,33 @@ def search_transformer(model, source, max_length, bias=None, search=beam_search,
     """Searches like the translator, with ids. `bias` [L, V] is added to the logits."""
     bias = np.zeros((max(max_length), model.config.vocab_size), "float32") if bias is None else bias
     memory, memory_mask, _ = model.encode(source)
-    own = decoder_of(model, memory, memory_mask)
+    inner = decoder_of(model, memory, memory_mask)
 
     def step(ids, position, slot, ancestry, cache):
-        logits, *others = own.step(ids, position, slot, ancestry, cache)
+        logits, *others = inner.step(ids, position, slot, ancestry, cache)
         return logits + tf.constant(bias)[position], *others
 
     return search(
-        SearchProblem(Decoder(step, own.cache, own.keep), tf.fill([len(source)], BOS), max_length, END), **options
+        SearchProblem(Decoder(step, inner.cache, inner.keep), tf.fill([len(source)], BOS), max_length, END), **options
     )
 
 
 def search_without_cache(model, source, max_length, bias, **options):
-    """The same search, where a step decodes the whole outputs of all beams again."""
+    """Searches without a cache: each step decodes all tokens of all beams."""
 
     def step(ids, position, slot, ancestry, cache):
-        (B, K), symbols = ids.shape, cache[1].numpy()  # [B, C], the symbol in each slot
-        symbols[:, slot : slot + K] = ids
-        rows = [[row[seen] for seen in beams] for row, beams in zip(symbols, ancestry.numpy(), strict=True)]
+        (B, K), tokens = ids.shape, cache[1].numpy()  # [B, C], the token in each slot
+        tokens[:, slot : slot + K] = ids
+        rows = [[row[seen] for seen in beams] for row, beams in zip(tokens, ancestry.numpy(), strict=True)]
         targets = np.array(rows).reshape(B * K, -1)  # [B * K, position + 1]
         assert targets.shape[1] == position + 1
-        every_beam = (tf.repeat(of_memory, K, axis=0) for of_memory in cache[0])
+        every_beam = (tf.repeat(memory, K, axis=0) for memory in cache[0])
         logits, _, _ = model.decode(targets, *every_beam)
-        return tf.reshape(logits[:, -1] + bias[position], [B, K, -1]), (cache[0], tf.constant(symbols))
+        return tf.reshape(logits[:, -1] + bias[position], [B, K, -1]), (cache[0], tf.constant(tokens))
 
     cache = (model.encode(source)[:2], tf.zeros([len(source), 1], tf.int32))
     return beam_search(
-        SearchProblem(Decoder(step, cache, keep_symbols), tf.fill([len(source)], BOS), max_length, END), **options
+        SearchProblem(Decoder(step, cache, keep_tokens), tf.fill([len(source)], BOS), max_length, END), **options
     )
 
 
@@ -75,7 +75,7 @@ def test_search_through_the_cache_is_search_without_one(K, alpha, other, monkeyp
     bias = 2 * normal(7, 13, seed=1)
     bias[:3, END], bias[:, 0] = -9, -np.inf
     options = {"max_length": [6, 7, 5], "beam_size": K, "length_penalty": alpha, "n_best": K, "bias": bias}
-    result, symbols = search_transformer(model, source, search=detailed_search, **options)
+    result, details = search_transformer(model, source, search=detailed_search, **options)
     expected = search_without_cache(model, source, **options)
     for part in ("ids", "lengths", "finished"):
         assert np.array_equal(getattr(result, part), getattr(expected, part))
@@ -85,31 +85,28 @@ def test_search_through_the_cache_is_search_without_one(K, alpha, other, monkeyp
     single = search_transformer(model, source[1:2, :2], **options | {"max_length": [7]})
     assert np.array_equal(single.ids[0], result.ids[1])
     close(single.scores[0], result.scores[1], atol=1e-4)
-    # Each output has the log-probabilities and the attention that the oracle gives to its symbols: a beam remembers its
-    # own ancestors.
+    # The oracle computes the same log-probabilities and attention, so each beam reads the cache of its ancestors.
     weights, other = weights_of(model), {"num_layers": 2} | other
     for b, k in np.argwhere(result.lengths):
         ids = result.ids[b, k, : result.lengths[b, k]].numpy()
         logits, scores = oracle.transformer(source[b], [BOS, *ids[:-1]], weights, num_heads=3, **other)
-        log_probs = [
-            oracle.log_softmax(row)[symbol] for row, symbol in zip(logits + bias[: len(ids)], ids, strict=True)
-        ]
+        log_probs = [oracle.log_softmax(row)[token] for row, token in zip(logits + bias[: len(ids)], ids, strict=True)]
         close(result.log_probs[b, k], sum(log_probs), atol=1e-4)
-        close(symbols.log_probs[b, k, : len(ids)], log_probs, atol=1e-5)
-        attention = np.mean(scores["cross"][-1], axis=0)[:, : np.count_nonzero(source[b]) - 1]  # not to the end symbol
-        assert symbols.attended[b, k, : len(ids)].numpy().tolist() == attention.argmax(axis=1).tolist()
+        close(details.log_probs[b, k, : len(ids)], log_probs, atol=1e-5)
+        attention = np.mean(scores["cross"][-1], axis=0)[:, : np.count_nonzero(source[b]) - 1]  # without EOS
+        assert details.attended[b, k, : len(ids)].numpy().tolist() == attention.argmax(axis=1).tolist()
 
 
 @pytest.mark.slow
 def test_a_copy_task_is_learned_and_decoded_exactly():
     """Copies sentences of 1 to 5 tokens, trained by the recipe of section 5, in greedy and beam search."""
-    V, L, place = 11, 6, np.arange(6)
+    V, L, position = 11, 6, np.arange(6)
     random = np.random.default_rng(0)
 
     def sentences(count):
         lengths = random.integers(1, L, (count, 1))
-        symbols = random.integers(BOS + 1, V, (count, L))
-        return np.where(place < lengths, symbols, np.where(place == lengths, END, 0))  # [B, L]
+        tokens = random.integers(BOS + 1, V, (count, L))
+        return np.where(position < lengths, tokens, np.where(position == lengths, END, 0))  # [B, L]
 
     model = tiny(V, num_layers=1, d_model=32, d_ff=64, num_heads=4)
     model.compile(

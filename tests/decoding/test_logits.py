@@ -24,8 +24,8 @@ def test_all_probabilities_by_that_of_one_symbol(width):
     """Even where that token's is too small for float32, which the best one's never is."""
     logits = (width * np.random.default_rng(11).normal(size=(3, 5, 7))).astype("float32")
     worst, best = logits.argmin(axis=-1)[..., np.newaxis], logits.argmax(axis=-1)[..., np.newaxis]
-    greatest = logits.max(axis=-1, keepdims=True).astype("float64")
-    expected = np.log(np.exp(logits - greatest).sum(axis=-1, keepdims=True)) + greatest
-    for symbol, is_best in ((worst, False), (best, False), (best, True)):
-        result = log_sum_exp(tf.constant(logits), tf.constant(symbol), is_best)
+    highest = logits.max(axis=-1, keepdims=True).astype("float64")
+    expected = np.log(np.exp(logits - highest).sum(axis=-1, keepdims=True)) + highest
+    for token, is_best in ((worst, False), (best, False), (best, True)):
+        result = log_sum_exp(tf.constant(logits), tf.constant(token), is_best)
         np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-6)

@@ -58,7 +58,7 @@ def test_a_narrow_beam_finds_what_the_algorithm_finds(K, n_best, alpha):
 
 @pytest.mark.parametrize("exact_n", [1, 2])
 def test_the_wanted_outputs_are_those_of_a_search_for_as_many(exact_n):
-    """In a search for five it ends when the wanted ones are certain: the others may be other than the best."""
+    """A search for five ends when the first `exact_n` are certain. The others are best effort."""
     models, sizes = random_models(31, 7, 5, seed=5), {"beam_size": 5, "length_penalty": 0.6}
     result = search(models, 7, n_best=5, exact_n=ops.convert_to_tensor(exact_n), **sizes)
     for part, single in zip(result, search(models, 7, n_best=exact_n, **sizes), strict=True):
@@ -108,12 +108,12 @@ def test_a_row_is_searched_as_if_alone():
     together = search(models, max_length, n_best=3, **options)
     assert together.ids.shape == (9, 3, 6)
     for b, L in enumerate(max_length):
-        own = {name: value[b].item() for name, value in options.items()}
+        of_row = {name: value[b].item() for name, value in options.items()}
         expected = oracle.beam_search(
-            oracle.markov(models[b], START), END, L, own["beam_size"], alpha[b], 3, patience[b]
+            oracle.markov(models[b], START), END, L, of_row["beam_size"], alpha[b], 3, patience[b]
         )
         agree(together, b, expected)
-        single = search(models[b : b + 1], L, n_best=3, **own)
+        single = search(models[b : b + 1], L, n_best=3, **of_row)
         for part, of_batch in zip(single[1:], together[1:], strict=True):
             close(part[0], of_batch[b])
         assert np.array_equal(single.ids[0], together.ids[b, :, :L])
@@ -123,8 +123,8 @@ def test_an_empty_batch_gives_an_empty_answer():
     assert search(np.zeros((0, 4, 5, 5), "float32"), np.zeros(0, "int32"), n_best=2).scores.shape == (0, 2)
 
 
-def keep_symbols(cache, slots):
-    """For a cache of one thing by row and the symbols by slot [B, C]."""
+def keep_tokens(cache, slots):
+    """Keeps slots of a cache with one value per row and the tokens by slot [B, C]."""
     return cache[0], tf.gather(cache[1], slots, batch_dims=1)
 
 
@@ -162,7 +162,7 @@ def test_a_search_of_fixed_steps_is_whole_or_empty():
 @on_tensorflow
 @pytest.mark.parametrize("steps, round_", [(1, 1), (3, 1), (2, 7)])
 def test_rows_and_slots_leave_without_a_trace(steps, round_, monkeypatch):
-    """A step gets only running rows, and each beam sees only the slots of its history, in order."""
+    """A step gets only running rows, and each beam attends only to the slots of its history, in order."""
     monkeypatch.setattr("tf_transformer.decoding.growing.STEPS", steps)
     monkeypatch.setattr("tf_transformer.decoding.growing.ROUND", round_)
     models = random_models(19, 11, 5, seed=8)
@@ -170,25 +170,25 @@ def test_rows_and_slots_leave_without_a_trace(steps, round_, monkeypatch):
     sizes = set()
 
     def step(ids, position, slot, ancestry, cache):
-        of_row, symbols = cache[0], cache[1].numpy()  # [B, C], the symbol in each slot
-        symbols[:, slot : slot + ids.shape[1]] = ids
-        assert of_row.shape[0] == ids.shape[0] == ancestry.shape[0] and symbols.shape[1] == ancestry.shape[2]
-        sizes.add((ids.shape[0], symbols.shape[1]))
-        histories = [[row[seen] for seen in beams] for row, beams in zip(symbols, ancestry.numpy(), strict=True)]
+        of_row, tokens = cache[0], cache[1].numpy()  # [B, C], the token in each slot
+        tokens[:, slot : slot + ids.shape[1]] = ids
+        assert of_row.shape[0] == ids.shape[0] == ancestry.shape[0] and tokens.shape[1] == ancestry.shape[2]
+        sizes.add((ids.shape[0], tokens.shape[1]))
+        histories = [[row[seen] for seen in beams] for row, beams in zip(tokens, ancestry.numpy(), strict=True)]
         assert np.array(histories).shape == (*ids.shape, position + 1)
         assert np.array_equal(np.array(histories)[:, :, -1], ids)
         logits = tf.gather(of_row[:, position], ids, batch_dims=1)
-        return logits, (of_row, tf.constant(symbols)), 10 * position + ids
+        return logits, (of_row, tf.constant(tokens)), 10 * position + ids
 
     cache = (tf.constant(models), tf.zeros([19, 1], tf.int32))
     most = np.resize([11, 5, 7], 19)
-    problem = SearchProblem(Decoder(step, cache, keep_symbols), tf.fill([19], START), most, END)
-    result, symbols = detailed_search(problem, beam_size=3, n_best=3)
+    problem = SearchProblem(Decoder(step, cache, keep_tokens), tf.fill([19], START), most, END)
+    result, details = detailed_search(problem, beam_size=3, n_best=3)
     for b, model in enumerate(models):
         next_log_probs = oracle.markov(model, START)
         agree(result, b, oracle.beam_search(next_log_probs, END, most[b], 3, 0.6, 3))
         for ids, log_probs, attended, length in zip(
-            *(part[b].numpy() for part in (*symbols, result.lengths)), strict=True
+            *(part[b].numpy() for part in (*details, result.lengths)), strict=True
         ):
             before = [START, *ids[: max(length - 1, 0)]]
             expected = [next_log_probs(tuple(ids[:t]))[ids[t]] for t in range(length)]
@@ -217,25 +217,25 @@ def test_a_model_that_never_ends_gives_unfinished_outputs(K, alpha):
 @on_tensorflow
 def test_the_search_stops_when_nothing_better_can_come():
     """Three certain tokens of at most a hundred take three steps."""
-    asked = []
+    positions = []
     logits = np.full((3, 5, 5), -30.0, "float32")
     for newest, following in ((START, 2), (2, 3), (3, END)):
         logits[:, newest, following] = 0
 
     def step(ids, position, slot, ancestry, cache):
-        asked.append(int(position))
+        positions.append(int(position))
         return tf.gather(tf.constant(logits), ids, batch_dims=1), cache
 
     result = beam_search(
         SearchProblem(Decoder(step, [], lambda cache, slots: cache), tf.fill([3], START), [100] * 3, END)
     )
-    assert asked == [0, 1, 2]
+    assert positions == [0, 1, 2]
     assert np.array_equal(result.ids[:, 0, :3], [[2, 3, END]] * 3)
 
 
 @pytest.mark.parametrize("K", [1, 2, 4])
 def test_equals_may_come_in_any_order(K):
-    """All outputs of a length have the same score. None comes twice, and the shortest is best."""
+    """Outputs of equal length tie. Each occurs once, and the shortest is best."""
     V, L = 4, 3
     result = search(np.zeros((2, L, V, V), "float32"), L, beam_size=K, length_penalty=0.0, n_best=K)
     for b in range(2):

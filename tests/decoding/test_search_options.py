@@ -52,17 +52,17 @@ def test_the_contracts_tables_are_this_one():
         ]
 
 
-def test_defaults_are_what_a_request_may_say():
+def test_defaults_are_valid_in_a_request():
     for name, option in SEARCH_OPTIONS.items():
         assert option.doc and of_request({name: np.float64(option.default)}) == {name: option.default}
         assert type(option.cast(np.float64(option.default))) is type(option.default)
-    assert SEARCH_OPTIONS["patience"].cast("inf") == math.inf  # as JSON says it
+    assert SEARCH_OPTIONS["patience"].cast("inf") == math.inf  # as in JSON
     assert SearchOptions(extra_length=10**400, max_source_length=2**31).max_source_length == 2**30
     assert SearchOptions(extra_length=10**400).extra_length == LONGEST
 
 
-def test_a_search_knows_what_both_a_translator_and_a_request_may_give():
-    """All these are options of a row."""
+def test_a_search_takes_options_of_translators_and_requests():
+    """All of them are per row."""
     by_row = [name for name, option in SEARCH_OPTIONS.items() if option.translator and option.request]
     assert list(OPTIONS) == [*by_row, "patience"]
     assert set(RULES) < set(OPTIONS)

@@ -12,24 +12,24 @@ from tf_transformer.decoding.primitives import NEG_INF
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("V, L, B, least", [(3, 5, 24, 4), (4, 4, 16, 2), (5, 3, 16, 3)])
-def test_outputs_of_a_least_length_are_those_of_exhaustive_search(V, L, B, least, alpha):
-    """All outputs but the shorter ones, whose share of the probability is lost."""
+@pytest.mark.parametrize("V, L, B, shortest", [(3, 5, 24, 4), (4, 4, 16, 2), (5, 3, 16, 3)])
+def test_outputs_of_a_minimum_length_are_those_of_exhaustive_search(V, L, B, shortest, alpha):
+    """Shorter outputs are dropped, and their probability is lost."""
     models, n_best = random_models(B, L, V), 7
     models[..., END] += 2
     sizes = {"beam_size": V * (V - 1) ** (L - 1), "n_best": n_best}
-    result = search(models, L, length_penalty=alpha, min_length=least, **sizes)
+    result = search(models, L, length_penalty=alpha, min_length=shortest, **sizes)
     shorter = 0
     for b in range(B):
         outputs = oracle.exhaustive_search(oracle.markov(models[b], START), V, END, L, alpha)
-        expected = [(*output, True) for output in outputs if len(output[2]) >= least]
+        expected = [(*output, True) for output in outputs if len(output[2]) >= shortest]
         agree(result, b, expected[:n_best])
-        shorter += len(outputs[0][2]) < least
-    assert shorter > B / 3  # it would rather have ended sooner
+        shorter += len(outputs[0][2]) < shortest
+    assert shorter > B / 3  # the rule changes the best output
 
 
 def masked(next_log_probs, is_masked):
-    """The same model, without the tokens that `is_masked(ids, V)` masks."""
+    """Masks the tokens `is_masked(ids, V)` of a model."""
 
     def restricted(ids):
         log_probs = np.array(next_log_probs(ids))
@@ -39,24 +39,24 @@ def masked(next_log_probs, is_masked):
     return restricted
 
 
-def test_a_least_length_is_a_rows_own():
-    """In narrow beams. 0 and 1 are no limit, and more than the maximum length is the maximum length."""
+def test_a_minimum_length_is_per_row():
+    """0 and 1 have no effect, and the maximum length caps the minimum."""
     rows = [(1, 4, 6), (3, 5, 5), (4, 1, 0), (2, 0, 6), (7, 9, 2), (3, 1, 4), (2, 3, 6)]  # beam_size, min, max
     models = random_models(len(rows), 6, 5, seed=3)
     models[..., END] += 2
     beam_size, min_length, max_length = (np.array(column) for column in zip(*rows, strict=True))
     together = search(models, max_length, beam_size=beam_size, min_length=min_length, n_best=3)
-    for b, (K, least, L) in enumerate(rows):
-        too_short = lambda ids, V, least=least, L=L: [END] * (len(ids) + 1 < min(least, L))  # noqa: E731
+    for b, (K, shortest, L) in enumerate(rows):
+        too_short = lambda ids, V, shortest=shortest, L=L: [END] * (len(ids) + 1 < min(shortest, L))  # noqa: E731
         next_log_probs = masked(oracle.markov(models[b], START), too_short)
         agree(together, b, oracle.beam_search(next_log_probs, END, L, K, 0.6, 3))
-        single = search(models[b : b + 1], L, beam_size=K, min_length=least, n_best=3)
+        single = search(models[b : b + 1], L, beam_size=K, min_length=shortest, n_best=3)
         for part, of_batch in zip(single[1:], together[1:], strict=True):
             close(part[0], of_batch[b])
         assert np.array_equal(single.ids[0], together.ids[b, :, :L])
 
 
-def test_a_model_that_can_only_end_has_no_output_of_a_least_length():
+def test_a_model_that_can_only_end_has_no_output_of_a_minimum_length():
     models = np.full((2, 4, 5, 5), -np.inf, "float32")
     models[..., END] = 0
     result = search(models, 4, beam_size=3, n_best=3, min_length=[2, 1])
@@ -68,7 +68,7 @@ def test_a_model_that_can_only_end_has_no_output_of_a_least_length():
 
 
 def repeats(ids, V, size):
-    """The tokens that would complete an n-gram of `size` which the output already has."""
+    """Yields tokens that would repeat an n-gram of `size`."""
     for token in range(V):
         ngrams = [(*ids, token)[n : n + size] for n in range(len(ids) + 2 - size)]
         if size and ngrams[-1:] and ngrams[-1] in ngrams[:-1]:
@@ -87,17 +87,17 @@ def test_no_sequence_comes_twice():
         free = oracle.markov(model, START)
         without_repeats = masked(free, lambda ids, V, size=size: [*repeats(ids, V, size)])
         expected = oracle.beam_search(without_repeats, END, 11, K, 0.6, 3)
-        if size != 1:  # with 5 symbols nothing is left after 4, and then all are
+        if size != 1:  # after 4 of 5 tokens the rule would mask all, so it masks none
             agree(result, b, expected)
         changed += expected != oracle.beam_search(free, END, 11, K, 0.6, 3)
         ids = result.ids[b, 0, : result.lengths[b, 0]].tolist()
         ngrams = [tuple(ids[n : n + size]) for n in range(len(ids) + 1 - size)]
         assert not size or len(set(ngrams[: 4 if size == 1 else None])) == len(ngrams[: 4 if size == 1 else None])
-    assert changed > 12  # it would rather have repeated something
+    assert changed > 12  # the rule changes outputs
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_symbols_that_may_not_follow_are_those_of_transformers(size):
+def test_masked_tokens_are_those_of_transformers(size):
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(size)
@@ -128,8 +128,8 @@ def test_outputs_begin_with_their_prefix():
     result = search(models, 5, beam_size=3, length_penalty=1.0, allowed=begins_with(np.array(prefixes, "int32"), 6))
     for b, (model, prefix) in enumerate(zip(models, prefixes, strict=True)):
         prefix = [token for token in prefix if token]
-        others = lambda ids, V, prefix=prefix: [x for x in range(V) if [x] != (prefix[len(ids) :][:1] or [x])]  # noqa: E731
-        agree(result, b, oracle.beam_search(masked(oracle.markov(model, START), others), END, 5, 3, 1.0))
+        wrong = lambda ids, V, prefix=prefix: [x for x in range(V) if [x] != (prefix[len(ids) :][:1] or [x])]  # noqa: E731
+        agree(result, b, oracle.beam_search(masked(oracle.markov(model, START), wrong), END, 5, 3, 1.0))
         assert result.ids[b, 0, : len(prefix)].tolist() == prefix
 
 
@@ -141,7 +141,7 @@ def test_only_what_is_allowed_follows():
         return (position == 0) | (ops.arange(5, dtype="int32") != newest)
 
     models = random_models(7, 6, 5, seed=4)
-    models[:, :, np.arange(5), np.arange(5)] += 4  # which it would like best
+    models[:, :, np.arange(5), np.arange(5)] += 4  # repetition is the likeliest
     result = search(models, 6, beam_size=4, n_best=4, allowed=allowed)
     for b, model in enumerate(models):
         next_log_probs = masked(oracle.markov(model, START), lambda ids, V: list(ids[-1:]))

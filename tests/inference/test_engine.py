@@ -1,4 +1,4 @@
-"""What all engines share: calls, replies, options and errors."""
+"""Calls, replies, options and errors of all engines."""
 
 import functools
 import importlib.util
@@ -31,7 +31,7 @@ def engines(translator, saved, lite):
 
 
 def close(result, expected):
-    """The same texts, symbols and ends; scores as far as float32 goes."""
+    """Compares texts, lengths and ends exactly, and scores within float32's precision."""
     for one, other in zip(result, expected, strict=True):
         assert [(a.text, a.finished, a.length) for a in one] == [(a.text, a.finished, a.length) for a in other]
         for field in ("score", "log_prob"):
@@ -40,19 +40,19 @@ def close(result, expected):
 
 @pytest.mark.program
 @pytest.mark.filterwarnings("ignore:more tokens")
-def test_they_give_the_same_answers(engines):
+def test_they_return_the_same(engines):
     options = {"length_penalty": 1.7, "max_length": 7}
 
-    def answers(engine):
+    def best(engine):
         return engine(TEXTS), engine(TEXTS[0])
 
     def lists(engine):
         return [*engine.n_best(TEXTS, 2), *engine.n_best(TEXTS[:1], 3, **options)]
 
-    expected, expected_lists = answers(engines["translator"]), lists(engines["translator"])
+    expected, expected_lists = best(engines["translator"]), lists(engines["translator"])
     for engine in engines.values():
         assert isinstance(engine, Engine)
-        assert answers(engine) == expected
+        assert best(engine) == expected
         close(lists(engine), expected_lists)
         assert engine.n_best([""]) == [[Hypothesis("", 0.0, 0.0, False, 0)]]
         assert engine([]) == [] == engine.n_best([], 3)
@@ -99,7 +99,7 @@ def test_the_options_of_a_call_are_those_of_another_translator(engines):
         close(engines[name].n_best(TEXTS[:3], 2, **options), other.n_best(TEXTS[:3], 2))
 
 
-def test_a_reply_says_what_was_read(engines):
+def test_a_reply_has_length_and_truncated(engines):
     tokens = engines["translator"].tokenizer.tokenize(TEXTS).row_lengths().numpy().tolist()
     for engine in engines.values():
         replies = engine.replies(TEXTS)
@@ -107,7 +107,7 @@ def test_a_reply_says_what_was_read(engines):
         assert [reply.length for reply in replies[:4]] == tokens[:4]
         assert [reply.truncated for reply in replies] == [False, False, False, False, True]
         assert [reply.empty for reply in replies] == [False, True, False, True, False]
-        (huge,) = engine.replies(["word " * 41_000])  # of which nobody counts the tokens to the end
+        (huge,) = engine.replies(["word " * 41_000])  # its tokens are not counted to the end
         assert huge.truncated and 41 < huge.length < 41_000
     assert TranslationResult("a\nb", (Hypothesis("c\r\nd", 0.0),), 2, False).line == "c d"
 
@@ -124,7 +124,7 @@ def test_warnings_are_at_the_callers_line(engines):
 
 
 def test_a_call_leaves_the_filters_of_warnings_alone(engines, monkeypatch):
-    """All threads share them: of two calls that overlap, the last one to end would restore those of the other."""
+    """All threads share the filters, so overlapping calls would restore each other's."""
 
     entered = []
 
@@ -139,7 +139,7 @@ def test_a_call_leaves_the_filters_of_warnings_alone(engines, monkeypatch):
     assert not [name for name in entered if name.startswith("tf_transformer.")]
 
 
-def test_what_an_engine_does_not_take_is_one_line(engines):
+def test_wrong_calls_raise(engines):
     for engine in engines.values():
         with pytest.raises(TypeError, match="options of a call: expected .*length_penalty.*; got temperature$"):
             engine(TEXTS[:1], temperature=1.0)
@@ -161,17 +161,17 @@ def test_what_an_engine_does_not_take_is_one_line(engines):
 
 
 def test_replies_come_in_order_while_texts_are_read(engines):
-    """The first batch at once; no more texts are read than were asked for."""
+    """The first batch is small, and texts are read lazily."""
     texts = [f"The {number} dogs see a cat." for number in range(23)]
     for engine in engines.values():
         expected, read = engine.replies(texts, 2, length_penalty=1.7), []
 
-        def given(read=read):
+        def lazily(read=read):
             for text in texts:
                 read.append(text)
                 yield text
 
-        replies = engine.stream(given(), 2, length_penalty=1.7)
+        replies = engine.stream(lazily(), 2, length_penalty=1.7)
         assert not read
         first = next(replies)
         assert len(read) == engine.batch_size < 23 or engine.batch_size > 23
@@ -198,7 +198,7 @@ def test_tensorflow_s_strings_are_texts(engines):
         ({"max_beam_size": None}, "max_beam_size: expected a whole number, got None"),
     ],
 )
-def test_facts_that_a_stranger_wrote_are_one_line(metadata, message, saved, tmp_path):
+def test_untrusted_metadata_raises(metadata, message, saved, tmp_path):
     shutil.copytree(saved, tmp_path / "1")
     (tmp_path / "1/assets.extra/tf_transformer.json").write_text(json.dumps(metadata))
     with pytest.raises(tt.BadInput, match=message) as error:
@@ -206,7 +206,7 @@ def test_facts_that_a_stranger_wrote_are_one_line(metadata, message, saved, tmp_
     assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_model_that_takes_no_text_is_one_line(tmp_path):
+def test_a_model_without_text_raises(tmp_path):
     module = tf.Module()
     module.double = tf.function(lambda x: {"y": 2 * x}, input_signature=[tf.TensorSpec([None], tf.float32, "x")])
     tf.saved_model.save(module, str(tmp_path / "1"), signatures=module.double)
@@ -215,8 +215,8 @@ def test_a_model_that_takes_no_text_is_one_line(tmp_path):
 
 
 def test_options_of_a_server_are_clipped(engines):
-    given = {"length_penalty": 99.0, "max_length": -3}
-    assert engines["litert"].clipped(given) == {"length_penalty": 5.0, "max_length": 1}
+    options = {"length_penalty": 99.0, "max_length": -3}
+    assert engines["litert"].clipped(options) == {"length_penalty": 5.0, "max_length": 1}
     assert engines["litert"].clipped({"length_penalty": float("nan")}) == {}
     assert engines["litert"].clipped({"max_length": 10**6}) == {"max_length": 48}  # 41 tokens and 7 more
 
@@ -229,11 +229,11 @@ def cost_of(rows, longest):
 @example([0, 1, 2], 130)
 def test_batches_are_of_similar_length_and_bounded_cost(sizes, most):
     result = list(batches(sizes, most, cost_of))
-    assert sorted(place for batch in result for place in batch) == list(range(len(sizes)))
-    assert [sizes[place] for batch in result for place in batch] == sorted(sizes)
+    assert sorted(index for batch in result for index in batch) == list(range(len(sizes)))
+    assert [sizes[index] for batch in result for index in batch] == sorted(sizes)
     for batch in result:
-        assert cost_of(len(batch), max(sizes[place] for place in batch)) <= most or len(batch) == 1
+        assert cost_of(len(batch), max(sizes[index] for index in batch)) <= most or len(batch) == 1
     for batch, following in itertools.pairwise(result):  # none could have been larger
         assert cost_of(len(batch) + 1, sizes[following[0]]) > most
     texts = ["x" * size for size in sizes]
-    assert in_batches(lambda places: [len(texts[i]) for i in places], texts, most) == sizes
+    assert in_batches(lambda indices: [len(texts[i]) for i in indices], texts, most) == sizes

@@ -37,18 +37,18 @@ def test_a_model_that_is_loaded_and_saved_again_keeps_its_limits(saved, tmp_path
     file = path / "assets.extra/tf_transformer.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | limits | metadata | {"bleu": 31.7}))
 
-    def said(translator, **options):
+    def metadata_of(translator, **options):
         result = translator.export(**options).metadata
-        assert "bleu" not in result  # it was measured in another dtype, perhaps
+        assert "bleu" not in result  # perhaps measured in another dtype
         return {name: result[name] for name in (*limits, *metadata)}
 
-    assert said(tt.Translator.from_pretrained(path)) == limits | metadata
-    assert said(tt.Translator.from_pretrained(path).astype("bfloat16"), max_length=41, step=31) == (
+    assert metadata_of(tt.Translator.from_pretrained(path)) == limits | metadata
+    assert metadata_of(tt.Translator.from_pretrained(path).astype("bfloat16"), max_length=41, step=31) == (
         limits | metadata | {"max_length": 41, "step": 31}
     )
-    own = {"n_best": 3, "license": "MIT"}
-    other = tt.Translator.from_pretrained(path, beam_size=7, export_options=own)
-    assert said(other) == limits | metadata | {"max_beam_size": 7, "n_best": 3, "license": "MIT"}
+    options = {"n_best": 3, "license": "MIT"}
+    other = tt.Translator.from_pretrained(path, beam_size=7, export_options=options)
+    assert metadata_of(other) == limits | metadata | {"max_beam_size": 7, "n_best": 3, "license": "MIT"}
     monkeypatch.setattr(
         "tf_transformer.extensions.interop.formats.litert.LiteRTFolder._converted", lambda *_: b"a file"
     )
@@ -79,7 +79,7 @@ def test_weights_come_back_in_their_dtype(translator, tmp_path, dtype):
 
 
 def test_savedmodels_that_cannot_be_read(saved, tmp_path):
-    def refuses(message):
+    def fails(message):
         with pytest.raises(tt.BadInput, match=message):
             tt.Translator.from_pretrained(tmp_path / "1")
 
@@ -87,18 +87,18 @@ def test_savedmodels_that_cannot_be_read(saved, tmp_path):
         described = json.loads((saved / "assets.extra/tf_transformer.json").read_text()) | changes
         (tmp_path / "1/assets.extra/tf_transformer.json").write_text(json.dumps(described))
 
-    refuses("found nothing at")
+    fails("found nothing at")
     shutil.copytree(saved, tmp_path / "1")
     config = json.loads((saved / "assets.extra/tf_transformer.json").read_text())["config"]
     metadata(config=config | {"d_ff": 29})
-    refuses("expected an export that this version can read, got something else: .*29")
-    metadata(config=config | {"colour": "red"})
-    refuses("expected the fields of a model's configuration, got also colour")
+    fails("expected an export that this version can read, got something else: .*29")
+    metadata(config=config | {"color": "red"})
+    fails("expected the fields of a model's configuration, got also color")
     metadata(tokenizer="0" * 64)
-    refuses("expected a whole SavedModel of this package, got something else")
+    fails("expected a whole SavedModel of this package, got something else")
     metadata()
     (tmp_path / "1/assets.extra/tokenizer.model").write_bytes(b"PK")
-    refuses("expected a whole SavedModel of this package, got something else")
+    fails("expected a whole SavedModel of this package, got something else")
     (tmp_path / "1/assets.extra/tokenizer.model").unlink()
     with pytest.raises(FileNotFoundError, match="expected a file, found none at .*tokenizer.model"):
         tt.Translator.from_pretrained(tmp_path / "1")
@@ -106,16 +106,16 @@ def test_savedmodels_that_cannot_be_read(saved, tmp_path):
     tt.Translator.from_pretrained(tmp_path / "1")
     (weights,) = (tmp_path / "1/variables").glob("*.data*")
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
-    refuses("expected a whole SavedModel of this package, got something else")
+    fails("expected a whole SavedModel of this package, got something else")
     shutil.rmtree(tmp_path / "1/variables")
-    refuses("expected a whole SavedModel of this package, got something else")
+    fails("expected a whole SavedModel of this package, got something else")
     (tmp_path / "1/assets.extra/tf_transformer.json").unlink()
-    refuses("expected a SavedModel of this package, found no assets.extra/tf_transformer.json")
+    fails("expected a SavedModel of this package, found no assets.extra/tf_transformer.json")
 
 
 @pytest.fixture(scope="module")
 def ensemble(translator):
-    """The translator's model, and another."""
+    """Ensemble of the translator's model and another."""
     keras.utils.set_random_seed(13)
     other = tt.Transformer(translator.model.config)
     other.build()
@@ -131,12 +131,12 @@ def test_an_ensemble_translates(translator, ensemble):
     both = tt.Translator(ensemble, translator.tokenizer, **options)
     turned = tt.Translator(tt.Ensemble(ensemble.models[::-1]), translator.tokenizer, **options)
     assert both(TEXTS) == turned(TEXTS) != translator(TEXTS)
-    # What it found has the mean of the probabilities that each model gives by itself.
+    # The ensemble averages the probabilities of its models.
     source, length, _ = both.source(tf.constant(TEXTS[:1]))
     result = both.search(source, length, max_length=9)
     ids = result.ids[0, :, : int(result.lengths[0, 0])]
-    each = [tt.Translator(model, translator.tokenizer).score_targets(source, ids) for model in ensemble.models]
-    expected = np.log(np.mean(np.exp(np.asarray(each, "float64")), axis=0)).sum()
+    log_probs = [tt.Translator(model, translator.tokenizer).score_targets(source, ids) for model in ensemble.models]
+    expected = np.log(np.mean(np.exp(np.asarray(log_probs, "float64")), axis=0)).sum()
     assert float(result.log_probs[0, 0]) == pytest.approx(expected, abs=1e-4)
     assert both.attention(TEXTS[0], "Zwei Türen.").scores.cross[-1].shape[:2] == (1, 6)
     with pytest.raises(tt.BadInput, match="expected one model, which CTranslate2 can run, got an ensemble of 2"):
@@ -181,7 +181,7 @@ def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
         tt.Translator.from_pretrained([runs[0].path, tmp_path / "three"])
 
 
-def test_several_folders_are_runs_or_refused(saved, tmp_path):
+def test_several_folders_are_runs_or_raise(saved, tmp_path):
     marian = Path(__file__).parents[1] / "marian/trained"
     for loads in (tt.load, tt.Translator.from_pretrained, tt.Parser.from_pretrained):
         for none in ([], (), iter([]), {}, {"runs": 1}):

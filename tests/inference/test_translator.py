@@ -19,13 +19,13 @@ from tf_transformer.tokenizers.tokenizer import EOS_ID
 
 @pytest.fixture(scope="module")
 def loaded(saved):
-    """The translator's SavedModel, loaded once."""
+    """Loaded SavedModel of the translator."""
     return tt.load(saved)
 
 
 @pytest.fixture(scope="module")
 def one_by_one(translator):
-    """The translator, text by text; each search of it is traced once."""
+    """Translator with a batch size of 1, whose searches are traced once."""
     return translator.replace(batch_size=1)
 
 
@@ -35,7 +35,7 @@ def test_nothing_in_nothing_out(translator):
     assert translator.n_best([""], 2)[0] == [("", 0.0, 0.0, False, 0)]
 
 
-def test_long_texts_are_said_to_be_cut(translator, loaded):
+def test_warnings_of_truncated_texts(translator, loaded):
     texts = ["door " * 99, "Two doors.", "door " * 113]
     message = "more tokens than the model reads in {} texts, truncated: {}$".format
     doors = r"'(door ){8}'\.\.\."
@@ -51,27 +51,29 @@ def test_long_texts_are_said_to_be_cut(translator, loaded):
 
 def test_n_best_is_sorted_and_distinct(translator, loaded):
     assert translator(TEXTS[0]) == translator([TEXTS[0]])[0] == loaded(TEXTS[0]) != ""
-    (answers,) = translator.n_best(TEXTS[:1], 5)
-    assert len(answers) == 3  # no more than there are beams
-    scores = [answer.score for answer in answers]
+    (hypotheses,) = translator.n_best(TEXTS[:1], 5)
+    assert len(hypotheses) == 3  # at most beam_size
+    scores = [hypothesis.score for hypothesis in hypotheses]
     assert scores == sorted(scores, reverse=True)
-    assert len({answer.text for answer in answers}) > 1
+    assert len({hypothesis.text for hypothesis in hypotheses}) > 1
 
 
 def test_translations_begin_with_their_prefix(translator):
     texts, prefixes = TEXTS[:1] * 2 + [TEXTS[6], ""], ["two doors", "", "a tower", "two"]
     result = translator.n_best(texts, 2, prefixes)
-    begin = [[answer.text.startswith(prefix) for answer in row] for row, prefix in zip(result, prefixes, strict=True)]
+    begin = [
+        [hypothesis.text.startswith(prefix) for hypothesis in row] for row, prefix in zip(result, prefixes, strict=True)
+    ]
     assert begin == [[True] * 2, [True] * 2, [True] * 2, [False]]  # nothing in, nothing out
     free = translator.n_best(TEXTS[:1], 2)[0]
-    assert [answer.text for answer in result[1]] == [answer.text for answer in free]
+    assert [hypothesis.text for hypothesis in result[1]] == [hypothesis.text for hypothesis in free]
     with pytest.raises(tt.BadInput, match="expected a prefix for each of 2 texts, got 1"):
         translator.n_best(TEXTS[:2], 1, ["a"])
 
 
-def test_a_prefix_fits_into_an_output_or_is_refused(translator):
+def test_a_prefix_fits_into_an_output_or_raises(translator):
     texts, (word,) = [TEXTS[0], "Two doors.", ""], translator.tokenizer.tokenize(["a"]).to_list()
-    most = [len(row) + 7 for row in translator.tokenizer.tokenize(texts).to_list()]  # as extra_length is
+    most = [len(row) + 7 for row in translator.tokenizer.tokenize(texts).to_list()]  # extra_length is 7
     prefixes = ["a " * (count // len(word)) for count in most]
     result = translator.n_best(texts, 2, prefixes)
     assert [row[0].text for row in result] == [prefixes[0].strip(), prefixes[1].strip(), ""]
@@ -89,10 +91,10 @@ def test_a_prefix_fits_into_an_output_or_is_refused(translator):
 
 def test_samples(translator, one_by_one):
     texts = TEXTS[:1] * 5 + [""]
-    drawn = translator.sample(texts, temperature=1.0, seed=3)
-    assert drawn == translator.sample(texts, temperature=1.0, seed=3)
-    assert len(set(drawn)) == 6 and drawn[-1] == ""
-    assert one_by_one.sample(texts, temperature=1.0, seed=3) == drawn  # each text has random numbers of its own
+    samples = translator.sample(texts, temperature=1.0, seed=3)
+    assert samples == translator.sample(texts, temperature=1.0, seed=3)
+    assert len(set(samples)) == 6 and samples[-1] == ""
+    assert one_by_one.sample(texts, temperature=1.0, seed=3) == samples  # per-text random numbers
     assert (
         one_by_one.sample(texts, seed=-1) == translator.sample(texts, seed=-1) != one_by_one.sample(texts, seed=2**80)
     )
@@ -122,13 +124,13 @@ def test_weights_in_another_dtype(translator, dtype):
         translator.astype("int4")
 
 
-def test_reads_the_weights_of_a_model_that_goes_on_training(translator):
+def test_reads_the_current_weights_of_a_model(translator):
     before = translator(TEXTS[0])
     bias = translator.model.decoder_layers[0].feed_forward.output_projection.bias
-    kept = bias.numpy()
-    bias.assign(kept + 3 * np.arange(len(kept)))
+    value = bias.numpy()
+    bias.assign(value + 3 * np.arange(len(value)))
     assert translator(TEXTS[0]) != before
-    bias.assign(kept)
+    bias.assign(value)
     assert translator(TEXTS[0]) == before
 
 
@@ -140,7 +142,7 @@ def test_wrong_arguments(translator):
 
 @pytest.mark.parametrize("name", ["beam_size", "model", "batch_size", "tokenizer", "options"])
 def test_a_translator_does_not_change(translator, name):
-    """A traced function would go on with the former value."""
+    """A traced function would keep using the former value."""
     translator(["Two doors."])
     with pytest.raises(AttributeError):
         setattr(translator, name, 1)
@@ -149,30 +151,29 @@ def test_a_translator_does_not_change(translator, name):
 
 
 def test_another_setting_is_another_translator(translator):
-    """Its answers are those of a translator made so from the start; the first one's stay."""
+    """`replace` equals a new translator, and leaves the first one unchanged."""
     texts = ["Two doors.", "The red door."]
     before = translator.n_best(texts, 2)
     greedy = translator.replace(beam_size=1, extra_length=3)
-    made = tt.Translator(translator.model, translator.tokenizer, beam_size=1, extra_length=3)
-    assert greedy.n_best(texts, 1) == made.n_best(texts, 1) != [row[:1] for row in before]
+    expected = tt.Translator(translator.model, translator.tokenizer, beam_size=1, extra_length=3)
+    assert greedy.n_best(texts, 1) == expected.n_best(texts, 1) != [row[:1] for row in before]
     assert translator.n_best(texts, 2) == before
     assert greedy.options == translator.options | {"beam_size": 1, "extra_length": 3}
     assert greedy.replace(batch_size=3).options == greedy.options and greedy.batch_size == translator.batch_size
 
 
 @pytest.mark.program
-def test_no_option_of_a_call_is_traced_anew(one_by_one):
-    one = one_by_one
-    best = [one.n_best(["Two doors."], n)[0] for n in (1, 2, 3, 7)]
+def test_options_of_a_call_are_traced_once(one_by_one):
+    best = [one_by_one.n_best(["Two doors."], n)[0] for n in (1, 2, 3, 7)]
     assert [len(result) for result in best] == [1, 2, 3, 3] and best[0] == best[3][:1] and best[1] == best[3][:2]
-    samples = [one.sample(["Two doors."], k=k, seed=5) for k in (1, 2, 3, 5, 349, 350, 2**31 - 1)]
-    assert samples[-1] == samples[-2] != samples[0] and one.sample(["Two doors."], seed=5)
-    functions = [function for _, function in one._functions.values()]
-    assert len(functions) == 3 and all(each.experimental_get_tracing_count() == 1 for each in functions)
+    samples = [one_by_one.sample(["Two doors."], k=k, seed=5) for k in (1, 2, 3, 5, 349, 350, 2**31 - 1)]
+    assert samples[-1] == samples[-2] != samples[0] and one_by_one.sample(["Two doors."], seed=5)
+    functions = [function for _, function in one_by_one._functions.values()]
+    assert len(functions) == 3 and all(function.experimental_get_tracing_count() == 1 for function in functions)
 
 
 @pytest.mark.program
-def test_a_model_that_gets_adapters_is_traced_anew(translator):
+def test_a_model_that_gets_adapters_is_traced_again(translator):
     model = tt.Transformer(tt.TransformerConfig(1, 12, 17, 3, vocab_size=350))
     model.build()
     tuned = tt.Translator(model, translator.tokenizer, extra_length=2)
@@ -187,7 +188,7 @@ def test_a_model_that_gets_adapters_is_traced_anew(translator):
 
 
 def test_no_warning_of_functions_that_are_traced_once_each(translator, monkeypatch):
-    """As `n_best` for many n makes them: TensorFlow has one count for all closures with the same code."""
+    """TensorFlow counts traces of all closures with the same code together."""
     warned = []
     monkeypatch.setattr(tf.get_logger(), "warning", warned.append)
 
@@ -201,14 +202,14 @@ def test_no_warning_of_functions_that_are_traced_once_each(translator, monkeypat
 
 def test_no_option_is_lost_or_unknown(translator):
     """Every option of the table that a `Translator` takes is an attribute, and goes along with a copy."""
-    given = {name: np.int64(option.lowest + 2) for name, option in SEARCH_OPTIONS.items() if option.translator}
-    made = tt.Translator(translator.model, translator.tokenizer, batch_size=17, **given)
-    copy = made.astype("bfloat16")
-    assert made.options == copy.options == given and copy.batch_size == 17
-    assert {name: getattr(copy, name) for name in given} == given
-    assert json.loads(json.dumps(copy.options)) == given  # plain numbers
+    options = {name: np.int64(option.lowest + 2) for name, option in SEARCH_OPTIONS.items() if option.translator}
+    first = tt.Translator(translator.model, translator.tokenizer, batch_size=17, **options)
+    copy = first.astype("bfloat16")
+    assert first.options == copy.options == options and copy.batch_size == 17
+    assert {name: getattr(copy, name) for name in options} == options
+    assert json.loads(json.dumps(copy.options)) == options  # plain numbers
     plain = tt.Translator(translator.model, translator.tokenizer).options
-    assert plain == {name: SEARCH_OPTIONS[name].default for name in given}
+    assert plain == {name: SEARCH_OPTIONS[name].default for name in options}
     with pytest.raises(TypeError, match="expected beam_size, .*; got alpha"):
         tt.Translator(translator.model, translator.tokenizer, alpha=0.6)
 
@@ -219,11 +220,11 @@ def test_learned_positions_bound_the_lengths(translator):
     model.build()
     short = tt.Translator(model, translator.tokenizer)
     assert len(short(["door " * 50, "a"])) == 2
-    scores = short.attention_scores("door " * 50, "Tür " * 50)  # of an output that is cut where it ends
+    scores = short.attention_scores("door " * 50, "Tür " * 50)  # cut at the maximum length
     assert scores.cross[-1].shape == (1, 3, 9, 9)
 
 
-def test_a_model_that_nobody_built(translator):
+def test_an_unbuilt_model(translator):
     """It has the weights that it would have in training."""
     config = tt.TransformerConfig(1, 12, 17, 3, vocab_size=350)
     result = []
@@ -234,40 +235,39 @@ def test_a_model_that_nobody_built(translator):
             model.build()
         result.append(tt.Translator(model, translator.tokenizer, extra_length=2))
     assert result[0](["Two doors."]) != [""]
-    for weight, expected in zip(*(each.model.get_weights() for each in result), strict=True):
+    for weight, expected in zip(*(built.model.get_weights() for built in result), strict=True):
         np.testing.assert_array_equal(weight, expected)
 
 
-def test_every_output_is_what_the_whole_sequence_says(translator, monkeypatch):
-    """The cache's slots are shared by the beams: each must see its own history there, also after changing places.
-    Whole sequences are scored four rows at a time here."""
+def test_outputs_agree_with_the_whole_sequence(translator, monkeypatch):
+    """Beams share cache slots, and each must read its history. Scoring takes four rows at a time."""
     monkeypatch.setattr(text_model, "MAX_SCORED_TOKENS", 4 * 9 + 1)
     source, length, _ = translator.source(tf.constant([TEXTS[0], TEXTS[6], TEXTS[8]]))
-    result, symbols = translator.detailed_search(source, length, n_best=5, beam_size=5, max_length=9)
+    result, details = translator.detailed_search(source, length, n_best=5, beam_size=5, max_length=9)
     B, N, L = result.ids.shape
     sources, ids = np.repeat(source, N, axis=0), result.ids.numpy().reshape(B * N, L)
     shifted = np.pad(ids, [(0, 0), (1, 0)], constant_values=1)[:, :-1]
     logits, scores = translator.model((sources, shifted), return_attention_scores=True)
     every = np.take_along_axis(tf.nn.log_softmax(logits).numpy(), ids[:, :, None], axis=2)[:, :, 0]
     np.testing.assert_allclose(translator.score_targets(sources, ids), every, rtol=1e-4, atol=1e-4)
-    there = np.arange(L) < result.lengths.numpy().reshape(B * N, 1)
+    is_token = np.arange(L) < result.lengths.numpy().reshape(B * N, 1)
     assert (result.lengths.numpy() > 1).all()
-    log_probs = symbols.log_probs.numpy().reshape(B * N, L)
-    np.testing.assert_allclose(log_probs, np.where(there, every, 0.0), rtol=1e-5, atol=1e-5)
+    log_probs = details.log_probs.numpy().reshape(B * N, L)
+    np.testing.assert_allclose(log_probs, np.where(is_token, every, 0.0), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(result.log_probs.numpy().reshape(B * N), log_probs.sum(-1), rtol=1e-5, atol=1e-5)
     attention = np.mean(scores.cross[-1], axis=1)
     attended = np.where((sources > EOS_ID)[:, None], attention, 0.0).argmax(-1)
     assert (attended != attention.argmax(-1)).any() and len(np.unique(attended)) > 2
-    np.testing.assert_array_equal(symbols.attended.numpy().reshape(B * N, L), np.where(there, attended, 0))
+    np.testing.assert_array_equal(details.attended.numpy().reshape(B * N, L), np.where(is_token, attended, 0))
 
 
-HALF = "Two \ud83d doors"  # half an emoji: a surrogate without its other half, which UTF-8 lacks
+HALF = "Two \ud83d doors"  # a lone surrogate, which is invalid in UTF-8
 HALF_BYTES = b"Two \xed\xa0\xbd doors"
 
 
 @pytest.mark.program
 def test_half_an_emoji_counts_as_the_bytes_that_are_not_utf_8(translator, loaded):
-    """White space, wherever a text goes in; and it ends no list."""
+    """Every call reads it as white space."""
     whole = translator(["Two doors", "The old woman"])
     assert translator([HALF, "The old woman"]) == translator([HALF_BYTES, "The old woman"]) == whole
     assert loaded([HALF, "The old woman"]) == whole
@@ -282,14 +282,17 @@ def test_half_an_emoji_counts_as_the_bytes_that_are_not_utf_8(translator, loaded
 
 
 def test_attention_is_the_models_own(translator):
-    """Of a given translation, and of the one that the search finds, symbol by symbol."""
+    """Compares a given translation and the best one, token by token."""
     tokens = [translator.tokenizer.tokenize([text])[0].numpy() for text in (TEXTS[0], "Zwei Türen.")]
     pieces = [[piece.decode() for piece in translator.tokenizer.pieces([ids])[0].numpy()] for ids in tokens]
-    given = translator.attention(TEXTS[0], "Zwei Türen.")
-    assert (given.source, given.target) == tuple([*row, "</s>"] for row in pieces)
+    attention = translator.attention(TEXTS[0], "Zwei Türen.")
+    assert (attention.source, attention.target) == tuple([*row, "</s>"] for row in pieces)
     source, target = tf.constant([[*tokens[0], 2]]), tf.constant([[1, *tokens[1]]])
     _, expected = translator.model((source, target), return_attention_scores=True)
-    for result, scores in ((given.scores, expected), (translator.attention_scores(TEXTS[0], "Zwei Türen."), expected)):
+    for result, scores in (
+        (attention.scores, expected),
+        (translator.attention_scores(TEXTS[0], "Zwei Türen."), expected),
+    ):
         for one, other in zip(tf.nest.flatten(result), tf.nest.flatten(scores), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
@@ -300,7 +303,7 @@ def test_attention_is_the_models_own(translator):
     assert result.scores.cross[-1].shape == (1, 3, len(ids), len(result.source))
 
 
-def test_what_attention_refuses(translator):
+def test_wrong_arguments_of_attention(translator):
     for text in TEXTS[1:4]:
         with pytest.raises(tt.BadInput, match="expected a sentence, got an empty text"):
             translator.attention(text)
@@ -311,4 +314,4 @@ def test_what_attention_refuses(translator):
         translator.attention("a", " ")
     with pytest.raises(tt.BadInput, match="expected a translation of at most 47 tokens, got 48"):
         translator.attention("a", "a " * 48)
-    assert translator.attention_scores("door " * 50, "a").encoder[0].shape[-1] == 42  # while training goes on
+    assert translator.attention_scores("door " * 50, "a").encoder[0].shape[-1] == 42  # longer texts are truncated

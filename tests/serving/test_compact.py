@@ -17,7 +17,7 @@ class Module(tf.Module):
         super().__init__()
         self.matrix = tf.Variable(np.arange(35.0).reshape(5, 7), dtype=tf.float32)
         self.calls = tf.Variable(0)
-        # Without the order that `tf.function` gives to side effects, both look the same.
+        # `tf.function` would order these side effects by control inputs, so that the nodes differ.
         draw = functools.partial(tf.raw_ops.RandomUniform, shape=[3], dtype=tf.float32)
         self.draw = tf.compat.v1.wrap_function(lambda: [draw(), draw()], [])
 
@@ -25,7 +25,7 @@ class Module(tf.Module):
     def __call__(self, x, times):
         self.calls.assign_add(1)
         self.calls.assign_add(1)
-        _ = tf.exp(x)  # nobody uses it
+        _ = tf.exp(x)  # unused
 
         def body(i, product):
             matrix = tf.convert_to_tensor(self.matrix)
@@ -50,7 +50,7 @@ def test_same_outputs_and_side_effects(tmp_path):
     assert all(ops.count(op) == before.count(op) > 0 for op in ("RandomUniform", "AssignAddVariableOp"))
     assert max(len(node.name) for node in after if node.op == "MatMul") < 16
     assert not any("_output_shapes" in node.attr for node in after)
-    assert (tmp_path / "fingerprint.pb").read_bytes() != fingerprint  # that of the new graph
+    assert (tmp_path / "fingerprint.pb").read_bytes() != fingerprint  # describes the new graph
 
     x = np.random.default_rng(3).normal(size=(2, 5)).astype("float32")
     expected = x
@@ -66,7 +66,7 @@ def test_same_outputs_and_side_effects(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_export_gives_the_same_bit_for_bit(translator, saved, served, tmp_path):
+def test_an_export_is_bit_identical(translator, saved, served, tmp_path):
     export = translator.export(source_language="en", target_language="de", step=29)
     tf.saved_model.save(export, str(tmp_path / "1"), signatures=export.signatures)
     plain = Served(tmp_path / "1")

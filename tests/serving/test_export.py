@@ -21,8 +21,8 @@ from tf_transformer.tokenizers.tokenizer import EOS_ID
 TRANSLATIONS = {"translations", "scores", "log_probs", "lengths", "finished", "source_length", "truncated"}
 DETAILS = {"tokens", "alignments", "token_scores", "source_tokens"}
 REQUEST = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
-# What clients rely on: with another input or output here, the number of the contract has to be another, too.
-SIGNATURES = {  # by name inputs and outputs
+# Clients rely on these. Increment the number of the contract when you change an input or output.
+SIGNATURES = {  # name → inputs, outputs
     "serving_default": ({"text"}, {"translation", "score", "truncated"}),
     "translate": ({"text", *REQUEST}, TRANSLATIONS),
     "translate_details": ({"text", *REQUEST}, DETAILS),
@@ -31,14 +31,14 @@ SIGNATURES = {  # by name inputs and outputs
     "detokenize": ({"tokens"}, {"text"}),
     "model_info": ({"key"}, {"value"}),
 }
-PROMISED = {  # by contract, the options of a request
+PROMISED = {  # contract → options of a request
     "1": {"beam_size", "length_penalty", "min_length", "no_repeat_ngram_size", "max_length"},
 }
 
 
 @pytest.fixture(scope="module")
 def ending(translator):
-    """A translator of which some outputs are finished, after few symbols and after many, and some are not."""
+    """Translator with short and long finished outputs, and unfinished ones."""
     model = random_model(translator.tokenizer.vocab_size, 7, 5.2, {})
     return tt.Translator(model, translator.tokenizer, **translator.options)
 
@@ -53,10 +53,10 @@ def served_ending(ending, tmp_path_factory):
 
 
 def options(beam_size, length_penalty, max_length):
-    """All options of a request, by row; the others are the table's defaults."""
-    given = {"beam_size": beam_size, "length_penalty": length_penalty, "max_length": max_length}
-    others = {name: [option.default] * len(beam_size) for name, option in REQUEST.items()}
-    return {name: np.array(value, REQUEST[name].dtype) for name, value in (others | given).items()}
+    """Returns all options of a request by row, with defaults of the table."""
+    values = {name: [option.default] * len(beam_size) for name, option in REQUEST.items()}
+    values |= {"beam_size": beam_size, "length_penalty": length_penalty, "max_length": max_length}
+    return {name: np.array(value, REQUEST[name].dtype) for name, value in values.items()}
 
 
 def same(result, expected):
@@ -78,31 +78,31 @@ def test_signatures_and_outputs(served):
 
 def test_options_are_by_row(served):
     texts = TEXTS[:1] * 4 + TEXTS[6:]
-    given = options([1, 2, 5, 99, 3, 0, 4], [0.6, 0.0, 1.3, -2.0, 0.6, 0.6, 0.6], [9, 9, 3, 5, 9, 2, 999])
+    request = options([1, 2, 5, 99, 3, 0, 4], [0.6, 0.0, 1.3, -2.0, 0.6, 0.6, 0.6], [9, 9, 3, 5, 9, 2, 999])
     for signature in ("translate", "translate_details"):
-        together = served({"text": texts} | given, signature)
+        together = served({"text": texts} | request, signature)
         for row, text in enumerate(texts):
-            chosen = {name: value[row : row + 1] for name, value in given.items()}
+            chosen = {name: value[row : row + 1] for name, value in request.items()}
             single = served({"text": [text]} | chosen, signature)
             same({name: value[row : row + 1] for name, value in together.items()}, single)
             if signature == "translate":
                 used = single["scores"][0] > -1e8
-                assert used.sum() <= np.clip(given["beam_size"][row], 1, 4)
-                assert (single["lengths"][0] <= given["max_length"][row]).all()
+                assert used.sum() <= np.clip(request["beam_size"][row], 1, 4)
+                assert (single["lengths"][0] <= request["max_length"][row]).all()
 
 
 def test_requests_that_the_server_merges(served):
-    """Of one row and of several, with different options, in batches padded to the allowed sizes."""
+    """Requests of one or more rows and different options, in batches padded to the allowed sizes."""
     requests = [
         {"text": np.array(TEXTS[:1], object)} | options([2], [0.6], [9]),
         {"text": np.array(TEXTS[1:4], object)} | options([3, 1, 4], [0.0, 0.6, 2.0], [7, 9, 5]),
         {"text": np.array(TEXTS[4:9], object)} | options([16, 3, 2, 1, 3], 5 * [1.0], [11, 3, 9, 30, 256]),
     ]
-    for answer, request in zip(merge(served, requests, "translate"), requests, strict=True):
-        same(answer, served(request, "translate"))
+    for result, request in zip(merge(served, requests, "translate"), requests, strict=True):
+        same(result, served(request, "translate"))
     plain = [{"text": request["text"]} for request in requests]
-    for answer, request in zip(merge(served, plain, "serving_default"), plain, strict=True):
-        same(answer, served(request))
+    for result, request in zip(merge(served, plain, "serving_default"), plain, strict=True):
+        same(result, served(request))
 
 
 def test_options_out_of_range_are_clipped(served):
@@ -111,7 +111,7 @@ def test_options_out_of_range_are_clipped(served):
     same(served(text | options([-(2**31)], [-np.inf], [-5]), "translate"), served(text | least, "translate"))
     same(served(text | options([2**31 - 1], [np.inf], [2**31 - 1]), "translate"), served(text | most, "translate"))
     nothing = served(text | {"length_penalty": np.array([np.nan], np.float32)}, "translate")
-    same(nothing, served(text, "translate"))  # what is no number is the default
+    same(nothing, served(text, "translate"))  # NaN means the default
 
 
 @pytest.mark.program
@@ -121,23 +121,27 @@ def test_defaults_are_the_translators(served, translator, saved):
     loaded = tf.saved_model.load(str(saved))
     python = loaded.translate(tf.constant(TEXTS))
     same({name: value.numpy() for name, value in python.items()}, result)
-    for row, answers in enumerate(translator.n_best(TEXTS, 4)):
-        assert [text.decode() for text in result["translations"][row]][: len(answers)] == [a.text for a in answers]
-        np.testing.assert_allclose(result["scores"][row][: len(answers)], [a.score for a in answers], rtol=1e-4)
-        assert (result["scores"][row][len(answers) :] == -1e9).all()
+    for row, hypotheses in enumerate(translator.n_best(TEXTS, 4)):
+        assert [text.decode() for text in result["translations"][row]][: len(hypotheses)] == [
+            best.text for best in hypotheses
+        ]
+        np.testing.assert_allclose(
+            result["scores"][row][: len(hypotheses)], [best.score for best in hypotheses], rtol=1e-4
+        )
+        assert (result["scores"][row][len(hypotheses) :] == -1e9).all()
 
 
 @pytest.mark.parametrize(
     "names", [("served", "translator"), pytest.param(("served_ending", "ending"), marks=pytest.mark.program)]
 )
 def test_score_is_what_the_search_found(names, request):
-    """Forcing the search's own output gives the log-probability that the search summed step by step."""
+    """Scores of the best outputs equal the sums of the search."""
     served, translator = map(request.getfixturevalue, names)
     result, details = served({"text": TEXTS}, "translate"), served({"text": TEXTS}, "translate_details")
     for row in np.flatnonzero(result["finished"][:, 0]):
         n = result["lengths"][row, 0]
         assert (details["token_scores"][row, 0, n:] == 0).all()
-        end = result["log_probs"][row, 0] - details["token_scores"][row, 0].sum()  # the end symbol's
+        end = result["log_probs"][row, 0] - details["token_scores"][row, 0].sum()  # EOS
         assert end < 1e-4
     texts = result["translations"][:, 0]
     ids = translator.tokenizer.tokenize(texts).to_list()
@@ -145,7 +149,7 @@ def test_score_is_what_the_search_found(names, request):
     compared = 0
     for row in np.flatnonzero(result["finished"][:, 0]):
         pieces = [piece.decode() for piece in translator.tokenizer.pieces(tf.constant([ids[row]], tf.int32)).numpy()[0]]
-        if " ".join(pieces) == details["tokens"][row, 0].decode():  # the text was cut into pieces as the model wrote it
+        if " ".join(pieces) == details["tokens"][row, 0].decode():  # the text tokenizes to the tokens of the search
             assert scored["log_prob"][row] == pytest.approx(result["log_probs"][row, 0], abs=1e-3)
             assert scored["score"][row] == pytest.approx(result["scores"][row, 0], abs=1e-3)
             assert scored["length"][row] == result["lengths"][row, 0]
@@ -153,7 +157,7 @@ def test_score_is_what_the_search_found(names, request):
     assert compared or not result["finished"].any()
 
 
-def test_a_score_says_whether_source_or_target_was_cut(served):
+def test_a_score_has_truncated(served):
     short, long = "Two doors.", "door " * 3000
     result = served({"source": [short, long, short], "target": [short, short, long]}, "score")
     assert result["truncated"].tolist() == [False, True, True]
@@ -161,11 +165,11 @@ def test_a_score_says_whether_source_or_target_was_cut(served):
 
 
 @pytest.mark.program
-def test_the_end_symbol_is_no_token(served_ending, ending):
-    """Of finished outputs and of others there are as many tokens, scores and alignments as `lengths` says."""
+def test_eos_is_not_a_token(served_ending, ending):
+    """`lengths` counts tokens, scores and alignments of finished and unfinished outputs."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=ending.tokenizer.model)
     source, length, _ = ending.source(tf.constant(TEXTS))
-    searched, symbols = ending.detailed_search(source, length, n_best=4)
+    searched, values = ending.detailed_search(source, length, n_best=4)
     result = [part.numpy() for part in searched]
     translated, details = (served_ending({"text": TEXTS}, name) for name in ("translate", "translate_details"))
     several = set()
@@ -176,14 +180,14 @@ def test_the_end_symbol_is_no_token(served_ending, ending):
         pieces = [processor.id_to_piece(id) for id in ids if id != EOS_ID]
         assert details["tokens"][row, n].decode().split() == pieces
         assert translated["lengths"][row, n] == np.count_nonzero(details["token_scores"][row, n]) == len(pieces)
-        attended = symbols.attended[row, n, : len(pieces)].numpy()
+        attended = values.attended[row, n, : len(pieces)].numpy()
         assert details["alignments"][row, n].decode().split() == [f"{s}-{t}" for t, s in enumerate(attended)]
         several.add((bool(finished), len(pieces)))
     assert len(several) > 6 and {finished for finished, _ in several} == {True, False}
 
 
 def test_tokens_are_sentencepieces(served, translator):
-    """SentencePiece in Python and the op in TensorFlow's C++ cut text alike; and back."""
+    """SentencePiece in Python and the op in TensorFlow's C++ agree."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=translator.tokenizer.model)
     texts = [TEXTS[0], TEXTS[6], "é e\u0301 ﬁ ½ Ⅷ", "a\u3000b\u00a0c", "</s><s><pad>"]
     texts += ["ÀÉ " * 50, "x" * 999, "\uff11\u200b3"]
@@ -201,17 +205,17 @@ def test_tokens_are_sentencepieces(served, translator):
 def test_model_info(served, translator):
     keys = ["contract", "beam_size", "length_penalty", "tokenizer", "dtype", "framework_version", "tf_version"]
     keys += ["name", "version", "source_language", "target_language", "step", "nothing"]
-    answer = served({"key": keys}, "model_info")["value"]
+    result = served({"key": keys}, "model_info")["value"]
     expected = [CONTRACT, "3", "0.6", translator.tokenizer.fingerprint, "float32", tt.__version__, tf.__version__]
     expected += ["name", "1", "en", "de", "29", ""]
-    assert [value.decode() for value in answer] == expected
+    assert [value.decode() for value in result] == expected
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_an_empty_batch(served, name):
     inputs, outputs, defaults = served.signatures[name]
-    answer = served({key: np.array([], object) for key in inputs if key not in defaults}, name)
-    assert {key: value.shape for key, value in answer.items()} == {
+    result = served({key: np.array([], object) for key in inputs if key not in defaults}, name)
+    assert {key: value.shape for key, value in result.items()} == {
         key: (0, *shape[1:]) for key, (_, shape) in outputs.items()
     }
 
@@ -223,10 +227,12 @@ def test_completions_begin_with_their_prefix(served_ending, ending):
     expected = ending.n_best(texts, 3, prefixes=prefixes)
     result = served_ending({"text": texts, "prefix": prefixes}, "complete")
     assert set(result) == TRANSLATIONS
-    for row, answers in enumerate(expected):
-        assert [text.decode() for text in result["translations"][row][: len(answers)]] == [one.text for one in answers]
-        scores = [one.score for one in answers]
-        np.testing.assert_allclose(result["scores"][row][: len(answers)], scores, rtol=1e-4, atol=1e-5)
+    for row, hypotheses in enumerate(expected):
+        assert [text.decode() for text in result["translations"][row][: len(hypotheses)]] == [
+            best.text for best in hypotheses
+        ]
+        scores = [best.score for best in hypotheses]
+        np.testing.assert_allclose(result["scores"][row][: len(hypotheses)], scores, rtol=1e-4, atol=1e-5)
     same = served_ending({"text": texts, "prefix": [""], "beam_size": np.array([2], np.int32)}, "complete")
     plain = served_ending({"text": texts, "beam_size": np.array([2], np.int32)}, "translate")
     assert {name: value.tolist() for name, value in same.items()} == {n: v.tolist() for n, v in plain.items()}
@@ -239,7 +245,7 @@ def test_no_prefix_fails_a_request(served_ending):
     assert np.isfinite(result["scores"]).all()
 
 
-def test_wrong_shapes_are_refused(served):
+def test_wrong_shapes_raise(served):
     for text in (np.array("a", object), np.array([["a", "b"]], object), np.array([[["a"]]], object)):
         for name in ("serving_default", "translate", "translate_details", "tokenize"):
             with pytest.raises(RuntimeError, match="code 3: Shape of tensor .* is not compatible with expected shape"):
@@ -249,7 +255,7 @@ def test_wrong_shapes_are_refused(served):
 
 
 def test_options_of_the_export(translator):
-    """The translator's defaults are in the range of the export, which may differ from the table's."""
+    """The translator's options must be in the ranges of the export."""
     steep, wide = translator.replace(length_penalty=5.1), translator.replace(beam_size=17)
     for model, wrong, message in (
         (translator, {"n_best": 17}, "n_best: expected 1 to 16, got 17"),
@@ -275,7 +281,7 @@ def test_hostile_texts(saved, sizes):
 
 
 def test_weights_that_are_not_finite_are_not_published(translator, tmp_path):
-    """In no format; the message names the first such weight."""
+    """All formats raise, and name the first such weight."""
     model = translator.model.astype("float32")
     broken, last = translator.replace(model=model), model.weights[-1]
     last.assign(np.full(last.shape, np.nan))
@@ -289,8 +295,8 @@ def test_weights_that_are_not_finite_are_not_published(translator, tmp_path):
 
 
 @pytest.mark.program
-def test_an_export_has_what_lora_has_learned(translator):
-    """In the weights that it has without LoRA, which is how it is read."""
+def test_an_export_merges_lora(translator):
+    """Shapes and names of its weights are those without LoRA."""
     model = translator.model.astype("float32")
     model.encoder_layers[0].self_attention.query_projection.enable_lora(3)
     layer = model.encoder_layers[0].self_attention.query_projection

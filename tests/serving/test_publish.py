@@ -22,7 +22,7 @@ from tf_transformer.serving.versions import next_version
 from trainers.publishing import say_dtypes
 
 
-def test_whole_or_not_at_all(translator, saved, monkeypatch):
+def test_saving_is_atomic(translator, saved, monkeypatch):
     with pytest.raises(FileExistsError, match="expected a new folder"):
         translator.save(saved)
     assert [path.name for path in saved.parent.iterdir()] == ["1"]
@@ -36,12 +36,12 @@ def test_whole_or_not_at_all(translator, saved, monkeypatch):
     assert [path.name for path in saved.parent.iterdir()] == ["1"]
 
 
-def test_what_fails_a_check_is_not_published(translator, tmp_path, monkeypatch, capsys):
-    seen = []
+def test_a_failed_check_publishes_nothing(translator, tmp_path, monkeypatch, capsys):
+    checked = []
 
     def check(path):
         assert (path / "saved_model.pb").exists()
-        seen.append(path)
+        checked.append(path)
         return [Finding("ok", "good"), Finding("FAIL", "weights are stored once, but: a = b")]
 
     monkeypatch.setattr(checking, "check", check)
@@ -49,13 +49,13 @@ def test_what_fails_a_check_is_not_published(translator, tmp_path, monkeypatch, 
     monkeypatch.setattr(publish, "compact", lambda path: None)
     with pytest.raises(tt.BadInput, match=r"(?s)nothing was published:\n  FAIL weights are stored once, but: a = b$"):
         save_export(Export(translator), tmp_path / "name" / "3", checked=True)
-    assert seen[0].name == "3"  # the name that it would have had
+    assert checked[0].name == "3"  # the final name
     assert list((tmp_path / "name").iterdir()) == []
     assert capsys.readouterr().out == "checking that it can be used ...\n"
 
 
 def test_the_share_in_8_bits(tmp_path, capsys):
-    """Of the weights alone; a model in which most have 32 bits is larger than in bfloat16."""
+    """Counts only weights. If most have 32 bits, bfloat16 is smaller."""
     weights = [tf.zeros(shape, dtype) for shape, dtype in (((3, 5), tf.int8), ((7,), tf.float32))]
     root = tf.train.Checkpoint(weights=[*map(tf.Variable, weights)], table=tf.Variable(tf.zeros([11], tf.int8)))
     root.write(str(tmp_path / "variables" / "variables"))
@@ -68,7 +68,7 @@ def test_the_share_in_8_bits(tmp_path, capsys):
 
 
 def test_a_directory_appears_when_it_is_complete(tmp_path):
-    """A server loads whatever has an integer's name. Of two with the same name the second one fails."""
+    """A server loads any directory named by an integer. Renaming to an existing name fails."""
     path = tmp_path / "name" / "1"
     with new_folder(next_version(tmp_path / "name")) as folder:
         (folder / "file").touch()
@@ -90,7 +90,7 @@ def test_next_version(tmp_path):
     assert next_version(tmp_path).name == "10"
 
 
-def test_next_version_of_a_place_that_cannot_be_written(tmp_path, monkeypatch):
+def test_next_version_of_an_unwritable_path(tmp_path, monkeypatch):
     (tmp_path / "file").touch(0o755)
     for path in (tmp_path / "file", tmp_path / "file/deeper"):
         with pytest.raises(
@@ -104,7 +104,7 @@ def test_next_version_of_a_place_that_cannot_be_written(tmp_path, monkeypatch):
     assert next_version("nowhere/at/all") == Path("nowhere/at/all/1")
 
 
-def test_a_savedmodel_wants_a_version_that_a_server_finds(light, translator, tmp_path):
+def test_a_savedmodel_needs_a_version(light, translator, tmp_path):
     for name in ("mine", "v1", "1.0", "-1", "²", "1" * 19, "1 "):
         with pytest.raises(tt.BadInput, match=r"path: expected a folder <name>/<integer version>, .* got .*models/"):
             save_export(light(), tmp_path / "models" / name)
@@ -131,10 +131,10 @@ def test_description(translator, saved):
 
 
 def test_warm_up_records(translator, saved, served):
-    """What we write by hand is what tensorflow-serving-api reads; and every record gets an answer."""
+    """tensorflow-serving-api reads the records, and the export runs them."""
     apis = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
     records = tf.data.TFRecordDataset(str(saved / "assets.extra" / "tf_serving_warmup_requests"))
-    seen = set()
+    kinds = set()
     for record in records.as_numpy_iterator():
         log = apis.PredictionLog.FromString(record)
         assert log.WhichOneof("log_type") == "predict_log"
@@ -143,39 +143,39 @@ def test_warm_up_records(translator, saved, served):
         assert request.model_spec.name == "name"
         inputs = {name: tf.make_ndarray(value) for name, value in request.inputs.items()}
         signature, rows = request.model_spec.signature_name, len(inputs["text"])
-        wanted = {"serving_default": {"text"}, "translate": set(served.signatures["translate"][0])}
-        assert inputs.keys() == wanted[signature]
+        expected = {"serving_default": {"text"}, "translate": set(served.signatures["translate"][0])}
+        assert inputs.keys() == expected[signature]
         assert all(value.shape == (rows,) for value in inputs.values())
         for name, value in inputs.items():
             if name != "text":
                 assert (value == served.signatures["translate"][2][name]).all()
-        answer = served(inputs, signature)
-        assert all(len(value) == rows for value in answer.values())
+        result = served(inputs, signature)
+        assert all(len(value) == rows for value in result.values())
         length = len(translator.tokenizer.tokenize(inputs["text"][:1])[0])
-        seen.add((signature, rows, "long" if length > 20 else "short" if 1 < length < 9 else length))
-    assert seen == {(s, n, text) for s in wanted for n in (1, BATCH_SIZES[-1]) for text in ("short", "long")}
+        kinds.add((signature, rows, "long" if length > 20 else "short" if 1 < length < 9 else length))
+    assert kinds == {(s, n, text) for s in expected for n in (1, BATCH_SIZES[-1]) for text in ("short", "long")}
 
 
 @pytest.fixture
 def light(translator):
-    """Something to write that takes little time."""
+    """Makes an export without signatures, which is written quickly."""
     return lambda: Root(translator.model, translator.tokenizer, (), {})
 
 
 def writer(export):
-    """The argument of `publish` that writes an export."""
+    """Returns an argument of `publish` that writes an export."""
     return lambda path: publish.save_export(export, path)
 
 
-def says(path):
-    """The version that an export itself says it is: in its description, and when it is asked."""
-    described = json.loads((path / "assets.extra" / "tf_transformer.json").read_text())["version"]
-    answer = tf.saved_model.load(str(path)).model_info(tf.constant(["version"]))["value"].numpy()[0].decode()
-    return described, answer
+def versions_in(path):
+    """Returns the versions in the description and in `model_info` of an export."""
+    description = json.loads((path / "assets.extra" / "tf_transformer.json").read_text())["version"]
+    result = tf.saved_model.load(str(path)).model_info(tf.constant(["version"]))["value"].numpy()[0].decode()
+    return description, result
 
 
 @pytest.mark.program
-def test_a_version_that_another_process_takes(light, tmp_path, monkeypatch):
+def test_a_version_taken_by_another_process(light, tmp_path, monkeypatch):
     root, save, taken = tmp_path / "name", tf.saved_model.save, ["3", "4"]
     (root / "2").mkdir(parents=True)
 
@@ -184,12 +184,12 @@ def test_a_version_that_another_process_takes(light, tmp_path, monkeypatch):
         if taken:
             theirs = root / taken.pop(0)
             theirs.mkdir()
-            if theirs.name == "3":  # the other one is empty
+            if theirs.name == "3":  # 4 is empty
                 (theirs / "theirs").touch()
 
     monkeypatch.setattr(tf.saved_model, "save", slowly)
     path = versions.publish(writer(light()), root)
-    assert path == root / "5" and says(path) == ("5", "5")
+    assert path == root / "5" and versions_in(path) == ("5", "5")
     assert sorted(folder.name for folder in root.iterdir()) == ["2", "3", "4", "5"]
     assert [[file.name for file in (root / name).iterdir()] for name in "34"] == [["theirs"], []]
 
@@ -203,7 +203,7 @@ def test_a_version_that_another_process_takes(light, tmp_path, monkeypatch):
 
 
 def test_two_that_publish_at_once(light, tmp_path, monkeypatch):
-    """Both are published, each as the version that it says."""
+    """Both are published, and each stores its version."""
     save, both, calls = tf.saved_model.save, threading.Barrier(2), iter(range(9))
 
     def at_once(*args, **kwargs):
@@ -219,5 +219,5 @@ def test_two_that_publish_at_once(light, tmp_path, monkeypatch):
         sorted(path.name for path in paths) == sorted(path.name for path in (tmp_path / "name").iterdir()) == ["1", "2"]
     )
     for path, export in zip(paths, exports, strict=True):
-        assert says(path) == (path.name, path.name) and export.metadata["version"] == path.name
-    assert next(calls) == 3  # the one that came too late wrote twice
+        assert versions_in(path) == (path.name, path.name) and export.metadata["version"] == path.name
+    assert next(calls) == 3  # the later one wrote twice

@@ -10,13 +10,13 @@ from trainers import export
 @pytest.mark.parametrize("format", formats().values(), ids=lambda format: format.name)
 def test_save_writes_every_format(format, translator, tmp_path, monkeypatch, request):
     """`Translator.save` hands path and options to the format, which writes a new folder."""
-    for kind in ("litert.LiteRTFolder", "onnx.ONNXFolder"):  # whose own tests convert
+    for kind in ("litert.LiteRTFolder", "onnx.ONNXFolder"):  # other tests convert
         monkeypatch.setattr(f"tf_transformer.extensions.interop.formats.{kind}._converted", lambda *_: b"a file")
     takes = {"ctranslate2": ["ctranslate2"], "onnx": ["onnxruntime", "tf2onnx"], "transformers": ["safetensors"]}
     for needed in takes.get(format.name, []):
         pytest.importorskip(needed)
     if format.name == "savedmodel":
-        path = request.getfixturevalue("saved")  # by the default of `format`
+        path = request.getfixturevalue("saved")  # the default `format`
     else:
         translator.save(path := tmp_path / "name" / "1", format=format.name)
     assert path.is_dir() and any(path.iterdir())
@@ -24,7 +24,7 @@ def test_save_writes_every_format(format, translator, tmp_path, monkeypatch, req
         translator.save(path, format=format.name)
 
 
-def test_a_format_says_what_it_cannot_hold():
+def test_what_a_format_does_not_support():
     ctranslate2, saved_model = format_of("ctranslate2"), format_of("savedmodel")
     assert saved_model.problem("int8", {"parser": True, "metadata": True, "n_best": 3}) == ""
     assert ctranslate2.problem("int16", {"parser": False, "n_best": None}) == ""

@@ -44,7 +44,7 @@ def test_ids_agree_with_sentencepiece(pair):
 
 
 def ten_of(texts):
-    """At once: a call takes longer than a text."""
+    """Batches texts, since a call is slower than a text."""
     return st.lists(texts, min_size=10, max_size=10)
 
 
@@ -52,8 +52,8 @@ def ten_of(texts):
 @given(ten_of(st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=40)))
 def test_nothing_is_lost(pair, texts):
     tokenizer, oracle = pair
-    found = [text.decode() for text in tokenizer.detokenize(tokenizer.tokenize(texts)).numpy()]
-    assert found == [oracle.normalize(text).replace("▁", " ").strip() for text in texts]
+    result = [text.decode() for text in tokenizer.detokenize(tokenizer.tokenize(texts)).numpy()]
+    assert result == [oracle.normalize(text).replace("▁", " ").strip() for text in texts]
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)
@@ -61,7 +61,7 @@ def test_nothing_is_lost(pair, texts):
 def test_any_bytes_are_taken(pair, texts):
     tokenizer, _ = pair
     ids = tokenizer.tokenize(texts)
-    assert not set(ids.flat_values.numpy().tolist()) & {0, 1, 2}  # nobody can write a control symbol
+    assert not set(ids.flat_values.numpy().tolist()) & {0, 1, 2}  # control ids are unreachable
     for text in tokenizer.detokenize(ids).numpy():
         text.decode("utf-8")
 
@@ -127,7 +127,7 @@ def test_resources_outlive_graphs_and_seeds(pair):
 
 
 def documented():
-    """The rows of the table in docs/reference/vocabulary.md: texts, and what becomes of them."""
+    """Yields the examples in docs/reference/vocabulary.md: texts and their normal forms."""
     page = pages.read("docs/reference/vocabulary.md")
     for texts, normal in re.findall(r"^\| [^|]+ \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)[1:]:
         texts = re.sub(r" \(U\+\w+\)", "", texts)
@@ -144,13 +144,13 @@ def test_what_is_documented_becomes_of_texts(pair):
 
 def test_no_other_character_changes(pair):
     spaces = [0x61C, 0x1680, 0x200B, 0x200C, 0x200E, 0x200F, 0x2028, 0x2029, 0xFEFF, 0xFFFD, 0x2581, *range(32)]
-    others = dict.fromkeys(map(chr, spaces), " ") | dict.fromkeys("\x7f\x8f\x9f", "") | {"\uff5e": "\uff5e"}
+    changes = dict.fromkeys(map(chr, spaces), " ") | dict.fromkeys("\x7f\x8f\x9f", "") | {"\uff5e": "\uff5e"}
     every = [one for one in map(chr, range(0x110000)) if unicodedata.category(one) not in ("Cn", "Co", "Cs")]
     every = [one for one in every if one != "\u2603" and not unicodedata.combining(one)]
     read = valid_text("\u2603".join(f"x{one}x" for one in every)).numpy().decode()
     normal = pair[1].normalize(read).replace("\u2581", " ").strip().split("\u2603")
-    for one, found in zip(every, normal, strict=True):
-        assert found == f"x{others.get(one, unicodedata.normalize('NFKC', one))}x", ascii(one)
+    for one, result in zip(every, normal, strict=True):
+        assert result == f"x{changes.get(one, unicodedata.normalize('NFKC', one))}x", ascii(one)
     assert len(every) > 140_000
 
 
@@ -158,11 +158,11 @@ def test_a_vocabulary_may_keep_all(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     toy_corpus.write_corpus(".", train=300, dev=3, test=0)
     names = pages.run_blocks("docs/reference/vocabulary.md", {"vocab_size=8_000": "vocab_size=400"})
-    own = names["trainer"].tokenizer
-    assert own.fingerprint == tt.Tokenizer.load("records/tokenizer.model").fingerprint
-    symbols = "10\u00b2 m H\u2082O \u00bd \ufb01 \u2460 \u2103 \u2026"
-    for text in (symbols, PERSIAN, "e\u0301 \u200e\uff5e", "\uff21\u3000\uff11"):
-        assert own.detokenize(own.tokenize([f" {text}\t"])).numpy()[0].decode() == text
+    tokenizer = names["trainer"].tokenizer
+    assert tokenizer.fingerprint == tt.Tokenizer.load("records/tokenizer.model").fingerprint
+    signs = "10\u00b2 m H\u2082O \u00bd \ufb01 \u2460 \u2103 \u2026"
+    for text in (signs, PERSIAN, "e\u0301 \u200e\uff5e", "\uff21\u3000\uff11"):
+        assert tokenizer.detokenize(tokenizer.tokenize([f" {text}\t"])).numpy()[0].decode() == text
     nfkc = tt.Tokenizer.train(names["train"], 400, normalization="nfkc")
     assert nfkc.detokenize(nfkc.tokenize([f"{PERSIAN} 10\u00b2"])).numpy()[0].decode() == f"{PERSIAN} 102"
     with pytest.raises(tt.BadInput, match="normalization: expected one of nmt_nfkc, nfkc, identity; got 'nfc'"):
@@ -172,7 +172,7 @@ def test_a_vocabulary_may_keep_all(tmp_path, monkeypatch):
 def test_the_same_inside_a_graph_and_from_disk(pair, tmp_path):
     tokenizer, _ = pair
     tokenizer.save(tmp_path / "tokenizer.model")
-    assert (tmp_path / "tokenizer.model").stat().st_mode & 0o444 == 0o444  # for a server of another user, too
+    assert (tmp_path / "tokenizer.model").stat().st_mode & 0o444 == 0o444  # readable for a server of another user
     again = tt.Tokenizer.load(tmp_path / "tokenizer.model")
     in_graph = tf.function(lambda texts: again.tokenize(texts).to_tensor(-1))
     expected = tokenizer.tokenize(CLEAN).to_tensor(-1)
@@ -193,7 +193,7 @@ MUCH = ["a little text", "and some more"] * 20
         (MUCH, 9000, "unigram", r"expected at most \d+ for this text, got 9000"),
     ],
 )
-def test_what_cannot_be_learned(sentences, vocab_size, kind, message):
+def test_wrong_training(sentences, vocab_size, kind, message):
     with pytest.raises(tt.BadInput, match=message):
         tt.Tokenizer.train_from_iterator(sentences, vocab_size, kind)
 
@@ -207,62 +207,62 @@ def test_files_that_are_not_a_tokenizer(tmp_path):
 
 
 def test_controls_have_the_first_ids_and_no_text_makes_them():
-    symbols = ["(NP", ")NP", ",", "door"]
+    names = ["(NP", ")NP", ",", "door"]
     lines = ["The door , (NP opens )NP .", "door (NP , door"] * 5
-    tokenizer = tt.Tokenizer.train_from_iterator(lines, 310, control_tokens=symbols)
-    assert tokenizer.control_tokens == symbols
+    tokenizer = tt.Tokenizer.train_from_iterator(lines, 310, control_tokens=names)
+    assert tokenizer.control_tokens == names
     assert tokenizer.ids(tf.ragged.constant([[" (NP", " door"]])).to_list() == [[4, 7]]
-    assert tokenizer.tokenize(lines).flat_values.numpy().min() >= 4 + len(symbols)
+    assert tokenizer.tokenize(lines).flat_values.numpy().min() >= 4 + len(names)
     assert tokenizer.detokenize(tokenizer.tokenize(lines[:1])).numpy() == [lines[0].encode()]
     with pytest.raises(tt.BadInput, match="expected at least 265"):
-        tt.Tokenizer.train_from_iterator(lines, 264, control_tokens=symbols)
+        tt.Tokenizer.train_from_iterator(lines, 264, control_tokens=names)
     assert tt.Tokenizer.train_from_iterator(lines, 300).control_tokens == []
 
 
-SYMBOLS = ["<2de>", "<2fr>", "a,b", '"', "\ufb01x"]
+USER_DEFINED = ["<2de>", "<2fr>", "a,b", '"', "\ufb01x"]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_symbols_are_one_piece_for_every_engine(kind, tmp_path):
     """In Python, in a SavedModel, for the client of LiteRT, and by the pieces that CTranslate2 has."""
     lines = [text for pair in toy_corpus.corpus(train=331, dev=0, test=0)["train"] for text in pair]
-    lines = [f"{symbol} {line}" for line, symbol in zip(lines, itertools.cycle(SYMBOLS))]
+    lines = [f"{name} {line}" for line, name in zip(lines, itertools.cycle(USER_DEFINED))]
     tokenizer = tt.Tokenizer.train_from_iterator(
-        lines, 370, kind, user_defined_symbols=iter(SYMBOLS), control_tokens=["(NP"]
+        lines, 370, kind, user_defined_symbols=iter(USER_DEFINED), control_tokens=["(NP"]
     )
     oracle = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
-    ids = range(5, 5 + len(SYMBOLS))
-    assert (tokenizer.control_tokens, tokenizer.ids(SYMBOLS).numpy().tolist()) == (["(NP"], [*ids])
-    assert tokenizer.first_piece == 5 + len(SYMBOLS) + 256
+    ids = range(5, 5 + len(USER_DEFINED))
+    assert (tokenizer.control_tokens, tokenizer.ids(USER_DEFINED).numpy().tolist()) == (["(NP"], [*ids])
+    assert tokenizer.first_piece == 5 + len(USER_DEFINED) + 256
 
     forms = ["{} The door.", "{}The door.", "The{}door {}", "{}", "  {}{} \ufb02", "{} \u6771"]
     texts, expected = [], []
-    for form, (name, id) in itertools.product(forms, zip(SYMBOLS, ids, strict=True)):
+    for form, (name, id) in itertools.product(forms, zip(USER_DEFINED, ids, strict=True)):
         texts.append(form.replace("{}", name))
         expected.append([id] * form.count("{}"))
     rows = tokenizer.tokenize(texts)
-    found = rows.to_list()
-    assert [[id for id in row if id in ids] for row in found] == expected
-    assert found == [oracle.encode(text) for text in texts]
+    result = rows.to_list()
+    assert [[id for id in row if id in ids] for row in result] == expected
+    assert result == [oracle.encode(text) for text in texts]
     back = [text.decode() for text in tokenizer.detokenize(rows).numpy()]
-    assert back == [oracle.decode(row) for row in found]
-    assert back[: len(SYMBOLS)] == [f"{name} The door." for name in SYMBOLS]
+    assert back == [oracle.decode(row) for row in result]
+    assert back[: len(USER_DEFINED)] == [f"{name} The door." for name in USER_DEFINED]
 
     module = tf.Module()
     module.op = tokenizer.op
     module.ids = tf.function(lambda texts: module.op.tokenize(texts), [tf.TensorSpec([None], tf.string)])
     tf.saved_model.save(module, tmp_path / "saved")
-    assert tf.saved_model.load(tmp_path / "saved").ids(tf.constant(texts)).to_list() == found
+    assert tf.saved_model.load(tmp_path / "saved").ids(tf.constant(texts)).to_list() == result
     for name, content in tokenizer.files.items():
         (tmp_path / name).write_bytes(content)
     client = litert_client._SentencePiece(tmp_path)
-    assert ([client.encode(text) for text in texts], [client.decode(row) for row in found]) == (found, back)
+    assert ([client.encode(text) for text in texts], [client.decode(row) for row in result]) == (result, back)
     vocabulary = [piece.decode() for piece in tokenizer.pieces(range(tokenizer.vocab_size)).numpy()]
-    assert [[vocabulary.index(piece) for piece in oracle.encode(text, out_type=str)] for text in texts] == found
+    assert [[vocabulary.index(piece) for piece in oracle.encode(text, out_type=str)] for text in texts] == result
 
 
 @pytest.mark.parametrize(
-    ("symbols", "message"),
+    ("strings", "message"),
     [
         ("<2de>", "user_defined_symbols: expected a list, got '<2de>'"),
         (["<2de>", ""], "user_defined_symbols: expected printable text without white space, such as '<2de>'; got ''"),
@@ -277,9 +277,9 @@ def test_symbols_are_one_piece_for_every_engine(kind, tmp_path):
         ([f"<{n}>" for n in range(50)], r"vocab_size: expected at least 311 \(symbols, bytes, a piece\), got 310"),
     ],
 )
-def test_what_cannot_be_a_symbol(symbols, message):
+def test_wrong_user_defined_symbols(strings, message):
     with pytest.raises(tt.BadInput, match=f"^{message}$"):
-        tt.Tokenizer.train_from_iterator(["The door"] * 9, 310, user_defined_symbols=symbols)
+        tt.Tokenizer.train_from_iterator(["The door"] * 9, 310, user_defined_symbols=strings)
 
 
 def test_without_tensorflow_text_one_line_says_so(pair, tmp_path, monkeypatch):
@@ -295,7 +295,7 @@ LONG = ["The old woman opens the red door. ", "東京 ", "½ ﬁ 각 😀", "doo
 
 
 @pytest.mark.parametrize("text", LONG)
-def test_the_first_tokens_of_a_huge_text_are_what_they_were(text, translator):
+def test_truncation_keeps_the_first_tokens(text, translator):
     tokenizer, most = translator.tokenizer, 64 * 42  # for 41 tokens
     for size in (1, most, most + 1, 17 * most):
         whole = (text.encode() * size)[:size]
@@ -310,7 +310,7 @@ def test_the_first_tokens_of_a_huge_text_are_what_they_were(text, translator):
         assert bool(cut[0]) == (size > most + 1) or size == most + 1
 
 
-def test_white_space_is_no_reason_to_cut_a_text(translator):
+def test_white_space_does_not_truncate_a_text(translator):
     for middle in (b" " * 9_999, b"\n\x00\x85" * 3_333, "\u3000".encode() * 3_333, b"\xff" * 9_999):
         text = b"Two" + middle + b"doors." + middle
         (read,), (cut,) = truncate_in_graph([text], 41)
@@ -319,7 +319,7 @@ def test_white_space_is_no_reason_to_cut_a_text(translator):
         expected = translator.source(["Two doors."])
         assert ids.numpy().tolist() == expected[0].numpy().tolist() and not truncated[0] and length == expected[1]
     assert translator.source([b" " * 9_999])[1:] == (0, False)
-    ids, length, truncated = translator.source(["Two" + "\u200c" * 9_999 + " doors."])  # which no token holds
+    ids, length, truncated = translator.source(["Two" + "\u200c" * 9_999 + " doors."])  # normalization drops U+200C
     assert truncated[0] and ids.numpy().tolist() == translator.source(["Two"])[0].numpy().tolist()
     assert truncate_texts(["a" * 127 + "東" * 7], 1)[0] == ("a" * 127 + " ", True)
     left, cut = truncate_in_graph(["a" * 127 + "東" * 7], 1)
