@@ -183,7 +183,7 @@ class LanguageModel:
             return beam_search(problem, n_best=n_best, **options)
 
         key = "search", max_length, n_best, end_id, *sorted(options.items())
-        return self._continued(key, searched, self._padded(prompts, max_length), end_id)
+        return self._continued(key, searched, self.padded(prompts, max_length), end_id)
 
     @checked
     def sample(
@@ -215,9 +215,10 @@ class LanguageModel:
 
         uniforms = uniforms_of(seed, range(len(prompts)), max_length)
         key = "sample", max_length, temperature, k, p, end_id
-        return self._continued(key, sampled, (*self._padded(prompts, max_length), uniforms), end_id)
+        return self._continued(key, sampled, (*self.padded(prompts, max_length), uniforms), end_id)
 
-    def _padded(self, prompts: Sequence[Sequence[int]], max_length: int) -> tuple[np.ndarray, np.ndarray]:
+    def padded(self, prompts: Sequence[Sequence[int]], max_length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Checks prompts and the layers, and returns padded ids and lengths."""
         if not all(layer.built for layer in (self.embedding, *self.layers)):
             raise BadInput("layers: expected built layers. Call the model on ids, or train it, before a search")
         if not len(prompts) or not all(isinstance(row, list | tuple | np.ndarray) and len(row) for row in prompts):

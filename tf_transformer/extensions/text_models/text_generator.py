@@ -61,8 +61,7 @@ class TextGenerator(Served):
         self.max_length, self.max_prompt_length, self.n_best = max_length, max_prompt_length, n_best
         self.model = _Weights(language_model)
         self._most_bytes = BYTES_OF_A_TOKEN * max_prompt_length  # Tokenizing megabytes takes seconds.
-        # A trial call fails here if the layers are not built, or the learned positions too few.
-        language_model.search([[BOS_ID] * max_prompt_length], max_length, **{**options, "beam_size": 1})
+        language_model.padded([[BOS_ID] * max_prompt_length], max_length)  # raises if there are too few positions
 
     def encode(self, texts: Iterable[str | bytes]) -> list[list[int]]:
         """Returns prompts: BOS and the last tokens of each text."""
