@@ -373,3 +373,14 @@ def test_other_peoples_folders_are_left_alone(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(tt.BadInput, match="config.json: expected a JSON object, got something else"):
         Run(tmp_path).exists({})
+
+
+def test_a_lambda_without_source_code():
+    """As one of an interactive session."""
+
+    class Loss(keras.losses.Loss):
+        def get_config(self):
+            return {"function": keras.saving.serialize_keras_object(eval("lambda y: y"))}
+
+    with pytest.raises(tt.BadInput, match="^Loss: expected named functions, got a lambda without source code"):
+        described(Loss())

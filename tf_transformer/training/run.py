@@ -356,6 +356,8 @@ def described(thing: Any) -> Any:
         settings = json.dumps(thing.get_config(), default=plain)
     except (AttributeError, NotImplementedError):  # the latter from Keras's base class
         return name
+    except OSError as error:  # Keras quotes the source of a lambda, which an interactive session does not store.
+        raise BadInput(f"{name}: expected named functions, got a lambda without source code. Use def") from error
     return {"class_name": name, "config": json.loads(settings, object_hook=without_name)}
 
 
