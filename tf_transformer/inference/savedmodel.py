@@ -78,7 +78,8 @@ class SavedModel(Engine):
         if inputs != {"text": tf.string} or dtypes.count(tf.string) != 1:
             raise BadInput(
                 f"{address}: expected a SavedModel whose serving_default returns one string for `text`, got "
-                f"{dtypes.count(tf.string)} for {', '.join(inputs) or 'nothing'}. Call it with tf.saved_model.load"
+                f"{dtypes.count(tf.string)} for {', '.join(inputs) or 'nothing'}. "
+                "Import tensorflow_text and call tf.saved_model.load"
             )
         inputs = signatures["translate"].structured_input_signature[1] if "translate" in signatures else {}
         self.call_options = tuple(name for name in SEARCH_OPTIONS if name in inputs)
