@@ -172,6 +172,14 @@ def saved(translator, made_once):
 
 
 @pytest.fixture(scope="session")
+def loaded(saved):
+    """The SavedModel, loaded in this process."""
+    import tf_transformer as tt
+
+    return tt.load(saved)
+
+
+@pytest.fixture(scope="session")
 def lite(translator, made_once):
     """The translator's LiteRT export."""
     pytest.importorskip("ai_edge_litert")

@@ -18,21 +18,9 @@ from tf_transformer.tokenizers.tokenizer import EOS_ID
 
 
 @pytest.fixture(scope="module")
-def loaded(saved):
-    """Loaded SavedModel of the translator."""
-    return tt.load(saved)
-
-
-@pytest.fixture(scope="module")
 def one_by_one(translator):
     """Translator with a batch size of 1, whose searches are traced once."""
     return translator.replace(batch_size=1)
-
-
-def test_nothing_in_nothing_out(translator):
-    assert translator(TEXTS[1:4]) == ["", "", ""]
-    assert translator([]) == []
-    assert translator.n_best([""], 2)[0] == [("", 0.0, 0.0, False, 0)]
 
 
 def test_warnings_of_truncated_texts(translator, loaded):
@@ -89,17 +77,14 @@ def test_a_prefix_fits_into_an_output_or_raises(translator):
         translator.n_best(texts, 1, [3, "", ""])
 
 
-def test_samples(translator, one_by_one):
+def test_samples(translator):
     texts = TEXTS[:1] * 5 + [""]
     samples = translator.sample(texts, temperature=1.0, seed=3)
     assert samples == translator.sample(texts, temperature=1.0, seed=3)
     assert len(set(samples)) == 6 and samples[-1] == ""
-    assert one_by_one.sample(texts, temperature=1.0, seed=3) == samples  # per-text random numbers
-    assert (
-        one_by_one.sample(texts, seed=-1) == translator.sample(texts, seed=-1) != one_by_one.sample(texts, seed=2**80)
-    )
-    greedy = tt.Translator(translator.model, translator.tokenizer, beam_size=1, extra_length=translator.extra_length)
-    assert translator.sample(TEXTS[:1], temperature=1e-6) == greedy(TEXTS[:1]) == translator.sample(TEXTS[:1], k=1)
+    assert translator.sample(texts[:1], temperature=1.0, seed=3) == samples[:1]  # whatever else is in the batch
+    assert translator.sample(texts, seed=-1) != translator.sample(texts, seed=2**80)
+    assert translator.sample(TEXTS[:1], temperature=1e-6) == translator.sample(TEXTS[:1], k=1)
     traced = len(translator._functions)
     assert translator.sample(texts, k=2**30) == translator.sample(texts, k=350) != translator.sample(texts, k=2)
     assert len(translator._functions) == traced  # not one for each k
@@ -108,14 +93,12 @@ def test_samples(translator, one_by_one):
 
 
 @pytest.mark.program
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-def test_weights_in_another_dtype(translator, dtype):
-    cast = translator.astype(dtype)
-    assert {weight.dtype for weight in cast.model.weights} == {dtype}
+def test_weights_in_another_dtype(translator):
+    cast = translator.astype("bfloat16")
+    assert {weight.dtype for weight in cast.model.weights} == {"bfloat16"}
     for result, expected in zip(cast.model.get_weights(), translator.model.get_weights(), strict=True):
         np.testing.assert_allclose(result.astype("float32"), expected, rtol=1 / 128, atol=1e-6)
-    source, length, _ = translator.source(tf.constant(TEXTS))
-    target = translator.search(source, length, beam_size=1, max_length=9).ids[:, 0]
+    source, target = (translator.source(tf.constant(texts))[0] for texts in (TEXTS, TEXTS[::-1]))
     log_probs, expected = cast.score_targets(source, target), translator.score_targets(source, target)
     assert log_probs.dtype == tf.float32
     np.testing.assert_allclose(log_probs, expected, atol=0.2)
@@ -151,12 +134,11 @@ def test_a_translator_does_not_change(translator, name):
 
 
 def test_another_setting_is_another_translator(translator):
-    """`replace` equals a new translator, and leaves the first one unchanged."""
+    """`replace` leaves the first one unchanged."""
     texts = ["Two doors.", "The red door."]
     before = translator.n_best(texts, 2)
     greedy = translator.replace(beam_size=1, extra_length=3)
-    expected = tt.Translator(translator.model, translator.tokenizer, beam_size=1, extra_length=3)
-    assert greedy.n_best(texts, 1) == expected.n_best(texts, 1) != [row[:1] for row in before]
+    assert greedy.n_best(texts, 1) != [row[:1] for row in before]
     assert translator.n_best(texts, 2) == before
     assert greedy.options == translator.options | {"beam_size": 1, "extra_length": 3}
     assert greedy.replace(batch_size=3).options == greedy.options and greedy.batch_size == translator.batch_size
@@ -176,15 +158,14 @@ def test_options_of_a_call_are_traced_once(one_by_one):
 def test_a_model_that_gets_adapters_is_traced_again(translator):
     model = tt.Transformer(tt.TransformerConfig(1, 12, 17, 3, vocab_size=350))
     model.build()
-    tuned = tt.Translator(model, translator.tokenizer, extra_length=2)
+    tuned = tt.Translator(model, translator.tokenizer, beam_size=1, extra_length=2)
     before = tuned.n_best(["Two doors."], 1)
     model.embedding.enable_lora(3)
     assert tuned.n_best(["Two doors."], 1)[0][0].text == before[0][0].text  # adapters begin with zeros
     model.embedding.lora_embeddings_b.assign(
         np.random.default_rng(1).normal(size=model.embedding.lora_embeddings_b.shape)
     )
-    expected = tt.Translator(model, translator.tokenizer, extra_length=2).n_best(["Two doors."], 1)
-    assert tuned.n_best(["Two doors."], 1) == expected != before
+    assert tuned.n_best(["Two doors."], 1) != before
 
 
 def test_no_warning_of_functions_that_are_traced_once_each(translator, monkeypatch):
@@ -234,7 +215,6 @@ def test_an_unbuilt_model(translator):
         if is_built:
             model.build()
         result.append(tt.Translator(model, translator.tokenizer, extra_length=2))
-    assert result[0](["Two doors."]) != [""]
     for weight, expected in zip(*(built.model.get_weights() for built in result), strict=True):
         np.testing.assert_array_equal(weight, expected)
 
@@ -272,11 +252,8 @@ def test_half_an_emoji_counts_as_the_bytes_that_are_not_utf_8(translator, loaded
     assert translator([HALF, "The old woman"]) == translator([HALF_BYTES, "The old woman"]) == whole
     assert loaded([HALF, "The old woman"]) == whole
     assert translator.n_best([HALF], 2, [HALF]) == translator.n_best([HALF_BYTES], 2, [HALF_BYTES])
-    assert translator.sample([HALF]) == translator.sample([HALF_BYTES])
-    for target, expected in ((None, None), (HALF, "Two doors")):
-        result, same = translator.attention(HALF, target), translator.attention("Two doors", expected)
-        assert (result.source, result.target) == (same.source, same.target)
-    translator.attention_scores(HALF, HALF)
+    result, expected = translator.attention(HALF, HALF), translator.attention("Two doors", "Two doors")
+    assert (result.source, result.target) == (expected.source, expected.target)
     with pytest.warns(UserWarning, match="texts, truncated: "):
         translator([HALF * 99])
 
@@ -297,10 +274,9 @@ def test_attention_is_the_models_own(translator):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
     result = translator.attention(TEXTS[0])
-    best = translator.search(*translator.source(tf.constant(TEXTS[:1]))[:2])
-    ids = best.ids[0, 0, : int(best.lengths[0, 0])]
-    assert result.target == [piece.decode() for piece in translator.tokenizer.pieces([ids])[0].numpy()]
-    assert result.scores.cross[-1].shape == (1, 3, len(ids), len(result.source))
+    ids = translator.tokenizer.ids([result.target])
+    assert [text.decode() for text in translator.tokenizer.detokenize(ids).numpy()] == translator(TEXTS[:1])
+    assert result.scores.cross[-1].shape == (1, 3, len(result.target), len(result.source))
 
 
 def test_wrong_arguments_of_attention(translator):

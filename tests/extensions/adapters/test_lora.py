@@ -10,7 +10,7 @@ IDS = np.random.default_rng(3).integers(3, 97, (11, 7)), np.random.default_rng(5
 
 
 def transformer():
-    config = tt.TransformerConfig(vocab_size=97, num_layers=2, d_model=24, d_ff=101, num_heads=3, dropout=0.0)
+    config = tt.TransformerConfig(vocab_size=97, num_layers=1, d_model=24, d_ff=101, num_heads=3, dropout=0.0)
     model = tt.Transformer(config)
     model(IDS)
     return model
@@ -55,7 +55,7 @@ def test_only_adapters_are_trained():
     frozen = [weight for weight in model.weights if "lora" not in weight.name]
     before = [keras.ops.convert_to_numpy(weight) for weight in frozen]
     model.compile(tt.Adam(0.01), tt.SmoothedCrossEntropy(0.0))
-    model.fit(IDS, IDS[1], epochs=2, verbose=0)
+    model.fit(IDS, IDS[1], verbose=0)
     assert all(map(np.array_equal, before, map(keras.ops.convert_to_numpy, frozen)))
     assert any(keras.ops.convert_to_numpy(weight).any() for weight in model.trainable_weights if weight.name[-1] == "b")
 

@@ -5,18 +5,20 @@ import itertools
 import keras
 import numpy as np
 import pytest
-from exported_texts import TEXTS, served
+from conftest import TEXTS
 from promises import tensorflow_only
+from served import Served
 
 import tf_transformer as tt
 from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID
 
 LABELS = ["statement", "question", "other"]
+TEXTS = [*TEXTS, "the  old\u3000woman\topens", "x" * 400]
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return tt.Tokenizer.train_from_iterator(["Where is the red door?", "The old woman opens it."] * 53, 310)
+def tokenizer(translator):
+    return translator.tokenizer
 
 
 def encoder(vocab_size):
@@ -53,7 +55,7 @@ def test_a_classifier_reads_texts(tokenizer):
 def test_a_word_has_the_label_of_its_first_token(tokenizer):
     model, longest = tagger(tokenizer.vocab_size), 23
     labelled = tt.TextModel(model, tokenizer, longest, LABELS, by_word=True)
-    for text, found in zip(TEXTS, labelled(TEXTS), strict=True):
+    for text, result in zip(TEXTS, labelled(TEXTS), strict=True):
         words = (
             as_bytes(text)
             .decode("utf-8", "replace")
@@ -67,32 +69,39 @@ def test_a_word_has_the_label_of_its_first_token(tokenizer):
         read = [i for i, end in enumerate(ends) if end < longest]
         row = np.array([[*itertools.chain(*tokens[: len(read)]), EOS_ID]])
         classes = keras.ops.convert_to_numpy(model(row))[0].argmax(-1)
-        assert found == [(words[i], LABELS[classes[ends[i] - len(tokens[i])]]) for i in read]
+        assert result == [(words[i], LABELS[classes[ends[i] - len(tokens[i])]]) for i in read]
 
 
 @tensorflow_only
 @pytest.mark.parametrize("kind", ["scores", "labels", "words"])
-def test_an_export_answers_as_python_does(tokenizer, tmp_path, kind):
+def test_an_export_returns_what_python_does(tokenizer, tmp_path, kind):
     make = tagger if kind == "words" else classifier
     labels = None if kind == "scores" else LABELS
     model = tt.TextModel(make(tokenizer.vocab_size), tokenizer, 19, labels, kind == "words")
-    texts = TEXTS
-    model.save(tmp_path / "own/1", checked=True, license="MIT")
-    outputs, expected = served(tmp_path / "own/1", texts), model(texts)
+    model.save(tmp_path / "model/1", checked=kind == "words", license="MIT")
+    served = Served(tmp_path / "model/1")
+    outputs, expected = served({"text": TEXTS}), model(TEXTS)
+    served.close()
     if kind == "scores":
         np.testing.assert_allclose(outputs["output"], expected, rtol=1e-4, atol=1e-6)
     elif kind == "labels":
-        assert outputs["label"] == [one.label for one in expected]
-        np.testing.assert_allclose(outputs["scores"], [one.scores for one in expected], rtol=1e-4, atol=1e-6)
+        assert [label.decode() for label in outputs["label"]] == [label.label for label in expected]
+        np.testing.assert_allclose(outputs["scores"], [label.scores for label in expected], rtol=1e-4, atol=1e-6)
     else:
-        assert outputs["labels"] == [" ".join(label for _, label in row) for row in expected]
-        assert outputs["words"] == [" ".join(word for word, _ in row) for row in expected]
-    assert outputs["truncated"] == [row.truncated for row in model.encode(texts)]
+        joined = [[" ".join(column) for column in zip(*row, strict=True)] or ["", ""] for row in expected]
+        assert [
+            [row.decode() for row in pair] for pair in zip(outputs["words"], outputs["labels"], strict=True)
+        ] == joined
+        with pytest.raises(
+            tt.BadInput, match="expected .* one string for `text`, got 2 for text. Import tensorflow_text"
+        ):
+            tt.load(tmp_path / "model/1")
+    assert outputs["truncated"].tolist() == [row.truncated for row in model.encode(TEXTS)]
 
 
 @tensorflow_only
 @pytest.mark.parametrize("by_word", [False, True])
-def test_of_a_huge_text_only_its_beginning_is_tokenized(tokenizer, monkeypatch, by_word):
+def test_a_huge_text_is_truncated_before_tokenization(tokenizer, monkeypatch, by_word):
     model = tagger(tokenizer.vocab_size) if by_word else classifier(tokenizer.vocab_size)
     text_model, sizes = tt.TextModel(model, tokenizer, 19, LABELS, by_word), []
     tokenize = tokenizer.tokenize
@@ -102,7 +111,7 @@ def test_of_a_huge_text_only_its_beginning_is_tokenized(tokenizer, monkeypatch, 
     assert truncated.numpy().tolist() == [True, False]
 
 
-def test_wrong_models_are_refused(tokenizer):
+def test_wrong_models(tokenizer):
     model, by_word = classifier(tokenizer.vocab_size), tagger(tokenizer.vocab_size)
     vectors = keras.Input((7,))
     for wrong, options, message in (
