@@ -89,7 +89,7 @@ def test_engines_pickle_for_other_processes(translator, saved, lite, monkeypatch
     monkeypatch.chdir(lite.parents[1])
     options, texts = {"length_penalty": 1.3, "max_length": 7}, TEXTS[::2]
     engines = [tt.load("name", **options), tt.load(saved, batch_size=3, **options)]
-    engines.append(translator.replace(model=tiny_model().astype("int8"), beam_size=1))
+    engines.append(translator.replace(model=tiny_model(), beam_size=1))
     command = [sys.executable, "-c", OTHER_PROCESS]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(command, input=pickle.dumps((engines, texts)), capture_output=True, env=environment)

@@ -29,9 +29,9 @@ class NoPadding(keras.layers.Layer):
         return keras.ops.where(keras.ops.arange(logits.shape[-1]) == 0, -1e4, logits)
 
 
-def language_model(vocab_size=V, positions="sinusoidal", scale=0.7):
+def language_model(vocab_size=V, positions="sinusoidal", scale=0.7, num_layers=1):
     embedding = tt.layers.PositionalEmbedding(vocab_size, 14, positions, max_length=53, dropout=0.0)
-    layers = [tt.layers.DecoderLayer(num_heads=2, d_ff=31, norm_first=True, dropout=0.0) for _ in range(2)]
+    layers = [tt.layers.DecoderLayer(num_heads=2, d_ff=31, norm_first=True, dropout=0.0) for _ in range(num_layers)]
     model = tt.LanguageModel(embedding, layers, keras.layers.LayerNormalization(), NoPadding(embedding))
     model(np.ones((1, 2), "int32"))
     random = np.random.default_rng(7)
@@ -42,12 +42,12 @@ def language_model(vocab_size=V, positions="sinusoidal", scale=0.7):
 
 @pytest.fixture(scope="module")
 def learned():
-    return language_model(positions="learned")
+    return language_model(positions="learned", num_layers=2)
 
 
 @pytest.fixture(scope="module")
 def sinusoidal():
-    return language_model(scale=0.5)
+    return language_model(scale=0.5, num_layers=2)
 
 
 def log_probs(model, rows):
