@@ -137,19 +137,6 @@ def test_an_ensemble_translates(translator, ensemble):
         save_ctranslate2(both, "nowhere")
 
 
-@pytest.mark.slow
-def test_an_ensemble_is_saved(translator, ensemble, tmp_path):
-    both = tt.Translator(ensemble, translator.tokenizer, extra_length=7, max_source_length=41).astype("bfloat16")
-    both.save(tmp_path / "both/1")
-    again = tt.Translator.from_pretrained(tmp_path / "both/1")
-    assert [type(model) for model in again.model.models] == [tt.Transformer] * 2
-    for result, expected in zip(again.model.weights, both.model.weights, strict=True):
-        np.testing.assert_array_equal(tf.cast(result, tf.float32), tf.cast(expected, tf.float32))
-    assert tt.load(tmp_path / "both/1")(TEXTS) == again(TEXTS)
-    described = json.loads((tmp_path / "both/1/assets.extra/tf_transformer.json").read_text())
-    assert described["parameters"] == 2 * ensemble.models[0].count_params()
-
-
 def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
     runs = [Run(tmp_path / name) for name in ("one", "two")]
     settings = {"kind": "translation", "model": ensemble.config.to_dict(), "recipe": {}, "corpus": {}}
