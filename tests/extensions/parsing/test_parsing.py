@@ -121,7 +121,7 @@ def test_the_grammar_makes_all_trees_and_nothing_else(words, max_length):
 
 def test_symbols_without_their_other_half_are_refused():
     for symbols in (["(A", "t"], ["(A", ")A"], ["(A", ")B", "t"], []):
-        with pytest.raises(tt.BadInput, match="expected the symbols of trees"):
+        with pytest.raises(tt.BadInput, match="expected the tokens of trees"):
             Grammar(symbols, 13)
 
 
@@ -304,7 +304,7 @@ def test_attention_of_a_tree(parser):
         ("cat " * 50, None, "expected a sentence of at most 41 tokens, got more"),
         ("He slept .", "(S (NP", r"expected a tree in brackets, got '\(S \(NP'"),
         ("He slept .", "(S (NP (PRP He)))", "expected a tree over 3 words, got one over 1"),
-        ("He slept", "(S (QP (PRP He)) (VBD slept))", r"symbols that the parser knows, got \(QP, \)QP"),
+        ("He slept", "(S (QP (PRP He)) (VBD slept))", r"tokens that the parser knows, got \(QP, \)QP"),
     ]:
         with pytest.raises(tt.BadInput, match=message):
             parser.attention(text, tree)

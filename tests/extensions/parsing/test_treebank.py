@@ -13,7 +13,7 @@ from tf_transformer.extensions.parsing.treebank import (
     as_line,
     is_well_formed,
     linearised,
-    normalised,
+    normalized,
     read_tree,
     to_tree,
     words_of,
@@ -64,8 +64,8 @@ def test_a_tree_by_hand():
 
 @given(trees)
 def test_linearised_and_back_is_the_same_tree(tree):
-    tree = normalised(tree)
-    assert normalised(tree) == tree
+    tree = normalized(tree)
+    assert normalized(tree) == tree
     symbols, words = linearised(tree), words_of(tree)
     assert is_well_formed(symbols, len(words))
     assert to_tree(symbols, words) == tree
@@ -109,7 +109,7 @@ def test_a_tree_as_deep_as_a_search_goes():
 def test_whatever_the_symbols_are_the_words_are_all_there(symbols, words):
     tree = to_tree(symbols, words)
     assert words_of(tree) == [treebank.BRACKETS.get(word, word) for word in words]
-    assert normalised(tree) == tree
+    assert normalized(tree) == tree
     if is_well_formed(symbols, len(words)):
         assert linearised(tree) == symbols
 
@@ -124,7 +124,7 @@ def test_words_come_back_from_a_line(rows):
     tree = Tree("TOP", [Tree("S", [Tree("NN", [word]) for word in row]) for row in rows])
     line, expected = as_line(tree), [word for row in rows for word in row]
     assert words_of(tree) == words_of(read_tree(line)) == expected
-    assert as_line(read_tree(line)) == line and read_tree(as_line(normalised(tree))) == normalised(tree)
+    assert as_line(read_tree(line)) == line and read_tree(as_line(normalized(tree))) == normalized(tree)
     symbols = linearised(tree)
     assert words_of(read_tree(as_line(to_tree(symbols, expected)))) == expected
     assert len(Tree.fromstring(line).leaves()) == len(expected)
@@ -159,7 +159,7 @@ def test_a_word_that_no_line_can_hold_is_refused(word):
 def test_a_tree_without_words():
     empty = read_tree("(S (NP (-NONE- *)))")
     assert (words_of(empty), linearised(empty), as_line(empty)) == ([], [], "(TOP )")
-    assert read_tree(as_line(empty)) == empty == to_tree([], []) == normalised(empty)
+    assert read_tree(as_line(empty)) == empty == to_tree([], []) == normalized(empty)
 
 
 @pytest.mark.parametrize(

@@ -18,29 +18,29 @@ OTHER, WORD, LEAF, OPEN, CLOSE, END = range(6)  # kinds of ids
 class Grammar:
     """Restricts lines of ids to trees over given words.
 
-    A word's first subword comes at the start, or after the symbol of the previous word. A closing bracket closes the
+    A word's first subword comes at the start, or after the token of the previous word. A closing bracket closes the
     innermost open constituent, which has its label and is not empty. EOS comes when nothing is open. There is always
     room to close what is open.
 
     Args:
-        symbols: The tokenizer's symbols of trees.
+        tokens: The tokenizer's tokens of trees.
         vocab_size: Vocabulary size V.
 
     Raises:
-        BadInput: If there are no symbols for words, or an opening bracket has no closing one.
+        BadInput: If there are no tokens for words, or an opening bracket has no closing one.
     """
 
-    def __init__(self, symbols: list[str], vocab_size: int) -> None:
-        ids = {symbol: FIRST_ID + i for i, symbol in enumerate(symbols)}
+    def __init__(self, tokens: list[str], vocab_size: int) -> None:
+        ids = {token: FIRST_ID + i for i, token in enumerate(tokens)}
         kinds = [OTHER] * UNKNOWN_ID + [WORD] * (vocab_size - UNKNOWN_ID)
         closing = [-1] * vocab_size  # by opening bracket
         kinds[EOS_ID] = END
-        for symbol, id in ids.items():
-            kinds[id] = {"(": OPEN, ")": CLOSE}.get(symbol[0], LEAF)
+        for token, id in ids.items():
+            kinds[id] = {"(": OPEN, ")": CLOSE}.get(token[0], LEAF)
             if kinds[id] == OPEN:
-                closing[id] = ids.get(f"){symbol[1:]}", -1)
+                closing[id] = ids.get(f"){token[1:]}", -1)
         if LEAF not in kinds or any(kind == OPEN and other < 0 for kind, other in zip(kinds, closing, strict=True)):
-            raise BadInput(f"expected the symbols of trees, each opening bracket with its closing one, got {symbols}")
+            raise BadInput(f"expected the tokens of trees, each opening bracket with its closing one, got {tokens}")
         self.kinds, self.closing = np.array(kinds, np.int32), np.array(closing, np.int32)
 
     def allowed(self, firsts: Tensor, count: Tensor, max_length: Tensor) -> Callable[..., Any]:
@@ -60,16 +60,16 @@ class Grammar:
             leaves = ops.sum(_count(kinds == LEAF), axis=2)
             total = gather(count, row)[:, None]
             word_is_next = (words == leaves) & (words < total)
-            needs_symbol = words > leaves
+            needs_tag = words > leaves
             innermost = _last(opens & (depths == depth[:, :, None]))  # index of the innermost open bracket
             closing = gather(closing_of, gather(ids, ops.maximum(innermost, 0), batch_dims=2))
             opened = position - 1 - _last((kinds != OTHER) & ~opens)  # opening brackets at the end
             room = gather(max_length, row)[:, None] - position - 1  # after the next token
-            # After an opening bracket there must be room for the other words and symbols, all closing brackets and EOS.
+            # After an opening bracket there must be room for the other words and tokens, all closing brackets and EOS.
             needed = 2 * total - words - leaves + depth + 2
             may = dict.fromkeys(range(6), ops.zeros_like(word_is_next)) | {  # below: one word, one closing bracket
-                LEAF: needs_symbol,
-                OPEN: needs_symbol & (opened < MOST_OPEN) & (needed <= room),
+                LEAF: needs_tag,
+                OPEN: needs_tag & (opened < MOST_OPEN) & (needed <= room),
                 END: (leaves == total) & (depth == 0),
             }
             may_follow = gather(ops.stack([may[kind] for kind in sorted(may)], axis=2), all_kinds, axis=2)

@@ -28,7 +28,7 @@ SEPARATORS = ("Zs", "Zl", "Zp", "Cc")  # white space and control characters, whe
 
 @dataclass(frozen=True)
 class TreebankSource(Source):
-    """Bracketed trees, with the options of a `TreebankCorpus`. Sources are their words, targets their symbols."""
+    """Bracketed trees, with the options of a `TreebankCorpus`. Sources are their words, targets their tokens."""
 
     files: Files
     tags: bool = True
@@ -60,12 +60,12 @@ class TreebankSource(Source):
     @checked
     def train_tokenizer(self, vocab_size: Count, kind: VocabularyKind) -> Tokenizer:
         sources, targets = zip(*self.pairs(), strict=True)
-        controls = sorted({symbol for line in targets for symbol in line.split()})
+        controls = sorted({token for line in targets for token in line.split()})
         return Tokenizer.train_from_iterator(sources, vocab_size, kind, control_tokens=controls)
 
     def encoder(self, tokenizer: Tokenizer) -> Encode:
         if not tokenizer.control_tokens:
-            raise BadInput("tokenizer: expected one with the symbols of trees as controls, got one without")
+            raise BadInput("tokenizer: expected one with the tokens of trees as controls, got one without")
         return encoder_of(tokenizer)
 
     def learned(self, references: Sequence[str]) -> list[str]:
@@ -142,12 +142,12 @@ def split_words(text: bytes) -> list[str]:
 
 
 def encoder_of(tokenizer: Tokenizer) -> Encode:
-    """Returns a function from texts, and linearized trees with spaces between their symbols, to the ids of each.
+    """Returns a function from texts, and linearized trees with spaces between their tokens, to the ids of each.
 
-    In a target each word's first subword precedes its brackets and its symbol. It tells the decoder which word comes
+    In a target each word's first subword precedes its brackets and its token. It tells the decoder which word comes
     next, so the decoder does not have to count.
     """
-    symbols = {symbol: id for id, symbol in enumerate(tokenizer.control_tokens, FIRST_ID)}
+    tokens = {token: id for id, token in enumerate(tokenizer.control_tokens, FIRST_ID)}
 
     def encode(texts: Sequence[bytes], lines: Sequence[bytes]) -> tuple[list[list[int]], list[list[int]]]:
         words = [[treebank.with_brackets(word) for word in split_words(text)] for text in texts]
@@ -158,9 +158,9 @@ def encoder_of(tokenizer: Tokenizer) -> Encode:
             sources.append([id for ids in ids_by_word for id in ids])
             firsts = iter([ids[0] if ids else UNKNOWN_ID for ids in ids_by_word])
             target = list(itertools.islice(firsts, 1))
-            for symbol in line.decode().split():
-                target.append(symbols.get(symbol, UNKNOWN_ID))
-                if symbol[0] not in "()":  # a word's symbol, after which the next word begins
+            for token in line.decode().split():
+                target.append(tokens.get(token, UNKNOWN_ID))
+                if token[0] not in "()":  # a word's token, after which the next word begins
                     target += itertools.islice(firsts, 1)
             targets.append(target)
         return sources, targets

@@ -43,7 +43,7 @@ def read(text: Tensor, tokenizer: Tokenizer, most: int) -> ParserInput:
 
 
 def trees(ids: Tensor, source: ParserInput, grammar: Grammar, written: list[str]) -> Any:
-    """Converts ids [B, L] of well-formed lines of symbols to trees [B]. Like `Parser.tree`."""
+    """Converts ids [B, L] of well-formed lines of tokens to trees [B]. Like `Parser.tree`."""
     words = source.words
     for pattern, replacement in ESCAPES:
         words = tf.strings.regex_replace(words, pattern, replacement)

@@ -1,7 +1,7 @@
 """English constituency parsing (section 6.3): words in, a tree over these words out.
 
-The target is the tree as a line of symbols (`treebank.linearised`), which are control tokens of the tokenizer, with
-each word's first subword before its brackets and its symbol (`corpus.encoder_of`). White space separates the words of
+The target is the tree as a line of tokens (`treebank.linearised`), which are control tokens of the tokenizer, with
+each word's first subword before its brackets and its token (`corpus.encoder_of`). White space separates the words of
 a text. "(" and "-LRB-" are the same word.
 """
 
@@ -42,7 +42,7 @@ else:
     savedmodel = lazily("tf_transformer.serving.savedmodel", "a SavedModel")
     in_graph = lazily("tf_transformer.extensions.parsing.in_graph", "a SavedModel")
 
-EXTRA_LENGTH = 300  # maximum number of symbols beyond the source's length (section 6.3)
+EXTRA_LENGTH = 300  # maximum number of tokens beyond the source's length (section 6.3)
 RUN_OPTIONS = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf}  # infinite: exact search
 
 
@@ -70,12 +70,12 @@ class Parser(Immutable, Engine):
         self.tokenizer = translator.tokenizer
         config = translator.model.config
         self.max_length: int = config.max_length if config.positions == "learned" else MOST
-        # A word takes at least its first subword and its symbol.
+        # A word takes at least its first subword and its token.
         self.most_pieces = min(translator.max_source_length, (self.max_length - 1) // 2)
-        symbols = self.tokenizer.control_tokens
-        self.grammar = Grammar(symbols, self.tokenizer.vocab_size)
-        written = [")" if name[0] == ")" else f" {name}" if name[0] == "(" else f" ({name} " for name in symbols]
-        others = self.tokenizer.vocab_size - FIRST_ID - len(symbols)
+        tokens = self.tokenizer.control_tokens
+        self.grammar = Grammar(tokens, self.tokenizer.vocab_size)
+        written = [")" if name[0] == ")" else f" {name}" if name[0] == "(" else f" ({name} " for name in tokens]
+        others = self.tokenizer.vocab_size - FIRST_ID - len(tokens)
         self.written = [""] * FIRST_ID + written + [""] * others  # each id's part of a tree
 
     @classmethod
@@ -116,11 +116,11 @@ class Parser(Immutable, Engine):
         ids, *parts = (part[:, 0].tolist() for part in outputs)
         for i, (score, log_prob, length, finished) in enumerate(zip(*parts, strict=True)):
             tree = self.tree(ids[i][:length], source.words[i], int(source.count[i]))
-            answer = Hypothesis(tree, score, log_prob, finished, length - finished)
-            yield TranslationResult(texts[i], (answer,), None, bool(source.truncated[i]))
+            best = Hypothesis(tree, score, log_prob, finished, length - finished)
+            yield TranslationResult(texts[i], (best,), None, bool(source.truncated[i]))
 
     def symbols(self, texts: list[str]) -> list[list[str]]:
-        """Returns the best line of symbols for each text without the grammar. It may not be a tree."""
+        """Returns the best line of tokens for each text without the grammar. It may not be a tree."""
 
         def lines(rows: list[int]) -> Iterator[list[str]]:
             source, outputs = self._search([texts[i] for i in rows], free=True)
@@ -131,7 +131,7 @@ class Parser(Immutable, Engine):
         return in_batches(lines, texts, self.batch_size)
 
     def _line(self, ids: list[int], firsts: list[int]) -> list[str]:
-        """Returns the symbols of ids. A missing, wrong or extra word becomes a bracket that closes nothing."""
+        """Returns the tokens of ids. A missing, wrong or extra word becomes a bracket that closes nothing."""
         names = dict(enumerate(self.tokenizer.control_tokens, FIRST_ID))
         line, words, word_is_next = [], 0, len(firsts) > 0
         for id in ids:
@@ -146,7 +146,7 @@ class Parser(Immutable, Engine):
         return line
 
     def _search(self, texts: Sequence[str | bytes], free: bool = False) -> tuple[ParserInput, Hypotheses]:
-        """Reads texts and returns the best line of symbols for each, as NumPy arrays."""
+        """Reads texts and returns the best line of tokens for each, as NumPy arrays."""
 
         def search(columns: Sequence[Tensor]) -> Hypotheses:
             count, firsts, ids, length = columns
@@ -166,7 +166,7 @@ class Parser(Immutable, Engine):
             target: A tree in brackets. Defaults to the tree that the search finds.
 
         Raises:
-            BadInput: If there are no words or too many, or if the tree has other words or unknown symbols.
+            BadInput: If there are no words or too many, or if the tree has other words or unknown tokens.
         """
         read = self.read([source])
         if read.truncated[0]:
@@ -175,17 +175,17 @@ class Parser(Immutable, Engine):
         if target is None:
             _, outputs = self._search([source])
             return self.translator.attention_of(read.ids, outputs.ids[0, 0, : outputs.lengths[0, 0]].tolist())
-        tags = {symbol for symbol in self.tokenizer.control_tokens if symbol[0] not in "()"}
+        tags = {token for token in self.tokenizer.control_tokens if token[0] not in "()"}
         try:
             tree = read_tree(target)
         except ValueError as error:
             raise BadInput(f"expected a tree in brackets, got {target!r}") from error
         if len(tree.leaves()) != read.count[0]:
             raise BadInput(f"expected a tree over {int(read.count[0])} words, got one over {len(tree.leaves())}")
-        symbols = linearised(tree, tags != {NO_TAG})
-        if unknown := set(symbols) - set(self.tokenizer.control_tokens):
-            raise BadInput(f"expected a tree of symbols that the parser knows, got {', '.join(sorted(unknown))}")
-        _, (ids,) = encoder_of(self.tokenizer)([encoded(source)], [" ".join(symbols).encode()])
+        tokens = linearised(tree, tags != {NO_TAG})
+        if unknown := set(tokens) - set(self.tokenizer.control_tokens):
+            raise BadInput(f"expected a tree of tokens that the parser knows, got {', '.join(sorted(unknown))}")
+        _, (ids,) = encoder_of(self.tokenizer)([encoded(source)], [" ".join(tokens).encode()])
         return self.translator.attention_of(read.ids, self.translator.ended("tree", ids))
 
     def read(self, texts: Sequence[str | bytes]) -> ParserInput:
@@ -213,7 +213,7 @@ class Parser(Immutable, Engine):
         )
 
     def _best(self, source: ParserInput, free: bool = False) -> Hypotheses:
-        """Returns the best line of symbols for each row: a tree, unless the search is `free` from the grammar."""
+        """Returns the best line of tokens for each row: a tree, unless the search is `free` from the grammar."""
         fixed = self.translator.fixed(source.ids, self.translator.beam_size)
         if fixed:
             fixed = Fixed(fixed.beams, min(fixed.steps + source.firsts.shape[1], self.max_length))

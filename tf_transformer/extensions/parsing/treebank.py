@@ -1,4 +1,4 @@
-"""Reads bracketed trees, normalizes them, and converts them to lines of symbols and back (Vinyals et al. 2015).
+"""Reads bracketed trees, normalizes them, and converts them to lines of tokens and back (Vinyals et al. 2015).
 
 A tree is an `nltk.Tree` (`pip install "tf-transformer[parsing]"`). The normal form is the usual one for the Wall Street
 Journal: the root is TOP, function labels are cut (NP-SBJ, PP=2), traces and other null elements (-NONE-) are removed
@@ -39,8 +39,8 @@ def read_trees(paths: Any) -> "list[Tree]":
         FileNotFoundError: If a file is missing.
         BadInput: If a file is not UTF-8 or contains something else than trees.
     """
-    one = isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable)
-    return [tree for path in ([paths] if one else paths) for tree in _read(user_path(path))]
+    is_one = isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable)
+    return [tree for path in ([paths] if is_one else paths) for tree in _read(user_path(path))]
 
 
 def _read(path: Path) -> "Iterator[Tree]":
@@ -119,7 +119,7 @@ def _tree_of(text: str) -> "Tree":
         if len(node) > 1 or node.label() in ROOTS or not empty[0].label():
             raise ValueError(f"no word in ({empty[0].label()})")
         node[0] = unescaped(empty[0].label())  # (PRP (She))
-    return normalised(tree)
+    return normalized(tree)
 
 
 def as_line(tree: "Tree") -> str:
@@ -145,7 +145,7 @@ def picture(tree: "Tree") -> str:
     return TreePrettyPrinter(tree).svg()
 
 
-def normalised(tree: "Tree") -> "Tree":
+def normalized(tree: "Tree") -> "Tree":
     """Returns a tree in the normal form (see the module's docstring). A tree without words becomes a bare TOP."""
     from nltk import Tree
 
@@ -192,43 +192,43 @@ def escaped(word: str) -> str:
 
 @checked
 def linearised(tree: "Tree", tags: bool = True) -> list[str]:
-    """Converts a normalized tree to symbols: "(NP", ")NP", and for each word its tag, or XX. Omits the root.
+    """Converts a normalized tree to tokens: "(NP", ")NP", and for each word its tag, or XX. Omits the root.
 
     (TOP (S (NP (PRP He)) (VP (VBD slept)))) becomes (S (NP PRP )NP (VP VBD )VP )S.
     """
 
-    def symbols(node: Any) -> list[str]:
+    def tokens_of(node: Any) -> list[str]:
         if isinstance(node[0], str):
             return [node.label() if tags else NO_TAG]
         inner = []
         for child in node:
-            inner += symbols(child)
+            inner += tokens_of(child)
         return [f"({node.label()}", *inner, f"){node.label()}"]
 
-    return [symbol for child in tree for symbol in symbols(child)]
+    return [token for child in tree for token in tokens_of(child)]
 
 
 @checked
-def is_well_formed(symbols: list[str], count: Natural) -> bool:
-    """Returns whether symbols form a tree over `count` words, without repair and without empty constituents."""
+def is_well_formed(tokens: list[str], count: Natural) -> bool:
+    """Returns whether tokens form a tree over `count` words, without repair and without empty constituents."""
     stack, words, previous = [], 0, ""
-    for symbol in symbols:
-        if symbol[0] == "(":
-            stack.append(symbol[1:])
-        elif symbol[0] == ")":
-            if not stack or stack.pop() != symbol[1:] or previous[0] == "(":
+    for token in tokens:
+        if token[0] == "(":
+            stack.append(token[1:])
+        elif token[0] == ")":
+            if not stack or stack.pop() != token[1:] or previous[0] == "(":
                 return False
         else:
             words += 1
-        previous = symbol
+        previous = token
     return not stack and words == count
 
 
-def to_tree(symbols: list[str], words: list[str]) -> "Tree":
-    """Converts symbols and their words to a normalized tree. Inverse of `linearised`.
+def to_tree(tokens: list[str], words: list[str]) -> "Tree":
+    """Converts tokens and their words to a normalized tree. Inverse of `linearised`.
 
     Repairs ill-formed lines from left to right. A closing bracket closes the innermost open constituent with its label
-    and everything inside. Brackets that close nothing and symbols without a word are dropped. At the end, open
+    and everything inside. Brackets that close nothing and tokens without a word are dropped. At the end, open
     constituents are closed, missing words are put under the root with the tag XX, and empty constituents are removed.
     """
     import_extra("nltk", "parsing", "a tree")
@@ -236,15 +236,15 @@ def to_tree(symbols: list[str], words: list[str]) -> "Tree":
 
     root = Tree(ROOT, [])
     stack, remaining = [root], iter(words)
-    for symbol in symbols:
-        if symbol[0] == "(":
-            stack.append(Tree(symbol[1:], []))
+    for token in tokens:
+        if token[0] == "(":
+            stack.append(Tree(token[1:], []))
             stack[-2].append(stack[-1])
-        elif symbol[0] == ")":
+        elif token[0] == ")":
             labels = [node.label() for node in stack[1:]]
-            if symbol[1:] in labels:
-                del stack[len(labels) - labels[::-1].index(symbol[1:]) :]
+            if token[1:] in labels:
+                del stack[len(labels) - labels[::-1].index(token[1:]) :]
         elif (word := next(remaining, None)) is not None:
-            stack[-1].append(Tree(symbol, [with_brackets(word)]))
+            stack[-1].append(Tree(token, [with_brackets(word)]))
     root.extend(Tree(NO_TAG, [with_brackets(word)]) for word in remaining)
-    return normalised(root) if not is_well_formed(symbols, len(words)) else root
+    return normalized(root) if not is_well_formed(tokens, len(words)) else root
