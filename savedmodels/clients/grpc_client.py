@@ -69,10 +69,10 @@ class Client:
         request.model_spec.signature_name = signature
         for name, value in inputs.items():
             request.inputs[name].CopyFrom(proto(value))
-        answer = self.stub.Predict(request, timeout=self.timeout).outputs
-        return {name: array(tensor) for name, tensor in answer.items()}
+        tensors = self.stub.Predict(request, timeout=self.timeout).outputs
+        return {name: array(tensor) for name, tensor in tensors.items()}
 
-    def options(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def options(self, changes: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Returns the options of `translate`, arrays of shape [1], with the model's defaults for missing ones."""
         request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=self.model)
         request.metadata_field.append("signature_def")
@@ -83,17 +83,17 @@ class Client:
         inputs = signatures.signature_def["translate"].inputs
         dtypes = {key: info.dtype for key, info in inputs.items() if key != "text"}
         names = sorted(dtypes)
-        if unknown := given.keys() - dtypes.keys():
+        if unknown := changes.keys() - dtypes.keys():
             raise LookupError(f"--option: expected one of {', '.join(names)}; got {', '.join(sorted(unknown))}")
         defaults = self.predict("model_info", {"key": np.array(names, object)})["value"]
-        values: dict[str, Any] = {**dict(zip(names, map(parsed, defaults), strict=True)), **given}
+        values: dict[str, Any] = {**dict(zip(names, map(parsed, defaults), strict=True)), **changes}
         return {name: of_one(name, values[name], KINDS[dtypes[name]][1]) for name in names}
 
 
 def proto(value: np.ndarray) -> Any:
     """Converts an array to a tensor. Strings are bytes, or become UTF-8."""
     dtype, field = next((dtype, field) for dtype, (field, kind) in KINDS.items() if kind == value.dtype)
-    values = [one.encode() if isinstance(one, str) else one for one in value.ravel().tolist()]
+    values = [item.encode() if isinstance(item, str) else item for item in value.ravel().tolist()]
     tensor = tensor_pb2.TensorProto(dtype=dtype, **{field: values})
     for size in value.shape:
         tensor.tensor_shape.dim.add(size=size)
@@ -156,8 +156,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", default="demo", help="model name (demo)")
     parser.add_argument("--version", help="version number or label (the newest)")
     parser.add_argument("--n-best", type=int, default=1, help="number of translations per text (1)")
-    what = "option of the model, such as beam_size=2; may be repeated (the model's)"
-    parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)
+    usage = "option of the model, such as beam_size=2 (the model's). Repeatable."
+    parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=usage)
     parser.add_argument("--batch-size", type=int, default=32, help="texts per request (32)")
     parser.add_argument("--timeout", type=float, default=30, help="seconds to wait for each response (30)")
     args = parser.parse_intermixed_args(argv)

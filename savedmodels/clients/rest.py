@@ -57,14 +57,14 @@ class Client:
         names = sorted(signatures["translate"]["inputs"].keys() - {"text"})
         return dict(zip(names, map(parsed, self.predict(names, "model_info")), strict=True))
 
-    def _ask(self, what: str, body: Any = None) -> Any:
+    def _ask(self, path: str, body: Any = None) -> Any:
         """Returns the JSON response. Retries while the server is busy."""
         data = json.dumps(body).encode() if body else None  # without data it is a GET
-        request = urllib.request.Request(self.url + what, data, {"Content-Type": "application/json"})
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         for attempt in range(self.retries + 1):
             try:
-                with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                    return json.load(answer)
+                with urllib.request.urlopen(request, timeout=self.timeout) as response:
+                    return json.load(response)
             except urllib.error.HTTPError as error:
                 if error.code not in BUSY or attempt == self.retries:
                     raise
@@ -74,14 +74,14 @@ class Client:
 def translated(client: Client, texts: list[str], options: dict[str, Any], first: int, n_best: Any) -> Iterator[str]:
     """Yields lines for texts: translations, or with options indices from `first`, scores and translations."""
     if not options:
-        yield from (answer["translation"].replace("\n", " ") for answer in client.predict(texts))
+        yield from (output["translation"].replace("\n", " ") for output in client.predict(texts))
         return
-    answers = client.predict([{"text": text} | options for text in texts], "translate")
-    for i, answer in enumerate(answers, first):
-        if answer["truncated"] and not answer["source_length"]:  # the model read nothing
+    outputs = client.predict([{"text": text} | options for text in texts], "translate")
+    for i, output in enumerate(outputs, first):
+        if output["truncated"] and not output["source_length"]:  # the model read nothing
             codes = " or ".join(str(options.get(f"{side}_language")) for side in ("source", "target"))
             raise LookupError(f"expected languages that model_info lists for the key languages, got {codes}")
-        pairs = zip(answer["scores"], answer["translations"], strict=True)
+        pairs = zip(output["scores"], output["translations"], strict=True)
         for score, translation in [pair for pair in pairs if pair[0] > -1e8][:n_best]:  # unused slots have -1e9
             yield "\t".join([str(i), f"{score:.4f}", translation.replace("\n", " ")])
 
@@ -109,8 +109,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", default="demo", help="model name (demo)")
     parser.add_argument("--version", help="version number or label (the newest)")
     parser.add_argument("--n-best", type=int, help="number of translations per text")
-    what = "option of the model, such as beam_size=2; may be repeated (the model's)"
-    parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)
+    usage = "option of the model, such as beam_size=2 (the model's). Repeatable."
+    parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=usage)
     parser.add_argument("--batch-size", type=int, default=32, help="texts per request (32)")
     parser.add_argument("--timeout", type=float, default=30, help="seconds to wait for a response (30)")
     args = parser.parse_intermixed_args(argv)
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 reported = time.monotonic()
                 print(f"{done:,} of {len(texts):,} texts", file=sys.stderr, flush=True)
     except (urllib.error.URLError, TimeoutError) as error:
-        reason = f"no answer: {getattr(error, 'reason', error)}"
+        reason = f"no response: {getattr(error, 'reason', error)}"
         if isinstance(error, urllib.error.HTTPError):
             body = error.read().decode(errors="replace")
             reason = f"HTTP {error.code}: {json.loads(body)['error'] if body.startswith('{') else body}"

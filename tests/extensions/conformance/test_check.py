@@ -24,9 +24,9 @@ def test_an_export_passes(saved, whole_checks):
     assert {finding.level for finding in findings} == {"ok"}, [f for f in findings if f.level != "ok"]
     said = "\n".join(finding.message for finding in findings)
     assert "8 warm-up records run" in said
-    assert "translate: 11 requests merged to a batch of 16 answer as alone" in said
-    assert "score: 6 threads get the answers that one gets" in said
-    assert "serving_default answers in Python" in said
+    assert "translate: 11 requests merged to a batch of 16 return what each returns separately" in said
+    assert "score: 6 threads get the outputs that one thread gets" in said
+    assert "serving_default runs in Python" in said
 
 
 class Plain(tf.Module):
@@ -78,7 +78,7 @@ def test_what_the_graph_shows(tmp_path):
         "no op calls Python, but: PyFunc",
         "nothing needs XLA, which the server has switched off, but: ",
         "weights are stored once, but: copy/.ATTRIBUTES/VARIABLE_VALUE = weight/.ATTRIBUTES/VARIABLE_VALUE",
-        "ragged: inputs, outputs and defaults can cross REST and be merged, but: output parts is no dense tensor",
+        "ragged: inputs, outputs and defaults can cross REST and be merged, but: output parts is not a dense tensor",
         "default of option has the shape [], expected [1]",
         "input option has no batch axis",
         "output n is bfloat16, which cannot cross REST",
@@ -177,7 +177,7 @@ def test_a_damaged_savedmodel_is_a_failure_and_one_line(name, with_an_asset, tmp
 def test_other_exports_have_no_check(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         module.main([str(tmp_path)])
-    line = f"{tmp_path}; exports for CTranslate2 and transformers have no check\n"
+    line = f"{tmp_path}. Exports for CTranslate2 and transformers have no check\n"
     assert ended.value.code == 2 and capsys.readouterr().err.endswith(line)
 
 

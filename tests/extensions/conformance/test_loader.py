@@ -89,7 +89,7 @@ def test_what_is_not_there(saved, tmp_path):
         loader._package("no_such")
     with pytest.raises(FileNotFoundError, match="expected TensorFlow's library libx.so, found none in"):
         loader._existing(tmp_path / "libx.so")
-    with pytest.raises(RuntimeError, match="expected a process of its own: Python's TensorFlow is already in this one"):
+    with pytest.raises(RuntimeError, match="expected a separate process: Python's TensorFlow is already in this one"):
         loader.Servable(saved)
 
 

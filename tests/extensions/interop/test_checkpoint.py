@@ -185,7 +185,7 @@ WRONG = [  # settings and weights; messages about the former name their file
     (M2M100, "config.json: .*__\\w+__: expected an id below vocab_size=300, got 300", {"vocab_size": 300}),
     (MARIAN, "vocab.json: ▁.*: expected an id below vocab_size=290, got", {"vocab_size": 290, "pad_token_id": 1}),
     (MARIAN, "expected a tensor model.encoder.embed_tokens", {"share_encoder_decoder_embeddings": False}),
-    (MARIAN, "expected a row for each of vocab_size=388 symbols, got 386", {"vocab_size": 388}),
+    (MARIAN, "expected a row for each of vocab_size=388 tokens, got 386", {"vocab_size": 388}),
     (MARIAN, "found also model.encoder.layers.1.fc1.bias, ", {"encoder_layers": 1}),
     (MARIAN, "fc1.weight: expected shape \\(36, 109\\) .*, got \\(36, 72\\)", {"encoder_ffn_dim": 109}),
     (MARIAN, "lm_head.weight: expected the values", {"tensors": TENSORS}),

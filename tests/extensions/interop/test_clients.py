@@ -175,8 +175,8 @@ def test_rest(shell, expected):
         "--name other a": "error: HTTP 404: Servable not found for request: Latest(other)",
         "--version 7 a": "error: HTTP 404: Servable not found for request: Specific(demo, 7)",
         "--version stable a": "error: HTTP 400: Unrecognized servable version label: stable",
-        "--host localhost:1 a": "error: no answer: ",
-        "--timeout 0.0001 a": "error: no answer: ",
+        "--host localhost:1 a": "error: no response: ",
+        "--timeout 0.0001 a": "error: no response: ",
         "--option beam=2 a": "error: HTTP 400: instances[0]: expected a row with beam_size, ",
         "--option beam_size=2.5 a": "error: HTTP 400: beam_size[0]: expected int32, got 2.5",
     }.items():

@@ -191,7 +191,7 @@ def test_a_check_compares_ids_and_logits(own, tokenizer, tmp_path, monkeypatch):
     """Of a checkpoint that is another model, and of a tag that `transformers` takes for a code of a language."""
     tagged = tt.Tokenizer.train_from_iterator(["a red door", "two doors"] * 60, 270, user_defined_symbols=[">>de<<"])
     other = tt.Translator(tt.Transformer(config(vocab_size=270)), tagged)
-    with pytest.raises(tt.BadInput, match="'>>de<<.*: expected the ids .*, got a checkpoint that gives"):
+    with pytest.raises(tt.BadInput, match="'>>de<<.*: expected the ids .*, got a checkpoint that returns"):
         save(other, tmp_path / "tagged", checked=True)
     monkeypatch.setattr(hugging_face, "_as", lambda tensor, dtype: tensor * 1.1)
     with pytest.raises(tt.BadInput, match="logits: expected those of the model, got a checkpoint whose logits differ"):

@@ -328,7 +328,7 @@ def test_nllb_s_languages_may_be_listed(extended):
 
 WRONG = {  # rows, and files by the first language's id
     "tyv_Cyrl: expected an id below vocab_size=.*, got ": (0, lambda first: {ADDED: {"tyv_Cyrl": first + 203}}),
-    "an id for each symbol, got .* for <mask> and tyv_": (1, lambda first: {ADDED: {"tyv_Cyrl": first + 202}}),
+    "an id for each token, got .* for <mask> and tyv_": (1, lambda first: {ADDED: {"tyv_Cyrl": first + 202}}),
     "added_tokens.json: expected the added tokens .* and '5'": (1, lambda first: {ADDED: {"tyv_Cyrl": "5"}}),
     "expected added tokens that are matched anywhere in a text, got one with single_word: 'dog'": (
         1,
@@ -362,5 +362,5 @@ def test_a_language_added_to_m2m100(tmp_path):
     assert vocabulary.rows[vocabulary.languages["tyv"]] == first + 101
     assert vocabulary.rows[vocabulary.languages["zu"]] == first + 99
     (folder / ADDED).write_text(json.dumps({"__tyv__": first}))  # as transformers 5.24 numbers it, like Afrikaans
-    with pytest.raises(tt.BadInput, match=f"expected an id for each symbol, got {first} for __af__ and __tyv__"):
+    with pytest.raises(tt.BadInput, match=f"expected an id for each token, got {first} for __af__ and __tyv__"):
         M2M100Checkpoint(folder).tokenizer()

@@ -263,7 +263,7 @@ def test_options_that_are_not_supported(name, tmp_path):
         ("dim-vocabs: expected one number twice, got .'385', '386'.", "- 385\n  - 385", "- 385\n  - 386"),
         ("enc-depth: expected a number, got 'two'", "enc-depth: 2", "enc-depth: two"),
         ("npz: expected the options of .*: while", MODEL_OPTIONS, "a: [\n"),
-        ("expected a row for each of vocab_size=387 symbols, got 386", "- 385\n  - 385", "- 386\n  - 386"),
+        ("expected a row for each of vocab_size=387 tokens, got 386", "- 385\n  - 385", "- 386\n  - 386"),
         ("models: expected one file .npz, .* got one.npz, two.npz", f"- {WEIGHTS}", "- /a/one.npz\n  - /a/two.npz"),
         ("found no other.npz, which decoder.yml names, in", WEIGHTS, "other.npz"),
         ("vocabs: expected one for source and target, .* got opus.*, a.yml", f"- {VOCABULARY}\nbeam", "- a.yml\nbeam"),

@@ -202,7 +202,7 @@ def test_symbols_that_were_added(folder, tmp_path):
     assert rows == [[size + 3, *Oracle(folder).encode(" a", "source")], Oracle(folder).encode("a", "source")]
     for ids, rows, message in (
         ({">>tyv<<": size}, 0, f">>tyv<<: expected an id below vocab_size={size}, got {size}"),
-        ({">>tyv<<": 5}, 0, "expected an id for each symbol, got 5 for .* and >>tyv<<"),
+        ({">>tyv<<": 5}, 0, "expected an id for each token, got 5 for .* and >>tyv<<"),
         ({">>fra<<": 5}, 0, ">>fra<<: expected the id 2 of vocab.json, got 5"),
     ):
         with pytest.raises(BadInput, match=message):

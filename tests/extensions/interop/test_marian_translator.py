@@ -184,7 +184,7 @@ def test_what_does_not_fit_is_said(tmp_path):
 
     separate.split(tmp_path)
     said = json.loads((tmp_path / "config.json").read_text())
-    fails("expected a row for each of vocab_size=260 symbols, got 252", vocab_size=260)
+    fails("expected a row for each of vocab_size=260 tokens, got 252", vocab_size=260)
     fails("target_vocab.json: .*: expected an id below vocab_size=200", decoder_vocab_size=200)
     ids = json.loads((tmp_path / "vocab.json").read_text())
     del ids["<pad>"]

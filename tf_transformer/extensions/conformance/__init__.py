@@ -1,1 +1,1 @@
-"""Checks of any SavedModel, as TensorFlow Serving would load it; also of a LiteRT or an ONNX export."""
+"""Checks of any SavedModel, as TensorFlow Serving would load it, and of LiteRT and ONNX exports."""

@@ -1,4 +1,4 @@
-"""Checks a SavedModel for everything that would fail in TensorFlow Serving, without the server; or another export:
+"""Checks a SavedModel for everything that would fail in TensorFlow Serving, without the server, or another export:
 
     python -m tf_transformer.extensions.conformance.check savedmodels/demo/1
 
@@ -26,7 +26,8 @@ from typing import Any
 if __package__:
     from tf_transformer.extensions.conformance.probe import HALF_TOLERANCE, TOLERANCE, Finding, finding
     from tf_transformer.utils.terminal import quiet_import
-else:  # as a file, without the package
+else:
+    # Run as a file, where the package may not be installed.
     from probe import HALF_TOLERANCE, TOLERANCE, Finding, finding  # type: ignore[no-redef]
 
     quiet_import = contextlib.nullcontext  # type: ignore[assignment]
@@ -46,14 +47,14 @@ def check(path: str | os.PathLike[str]) -> list[Finding]:
     """Checks the directory of a SavedModel, NAME/VERSION, or of a LiteRT or an ONNX export.
 
     Raises:
-        FileNotFoundError: If there is none.
+        FileNotFoundError: If the directory does not contain one.
     """
     path = Path(os.path.expanduser(path)).absolute()
     if any((path / name).is_file() for name in ("model.tflite", "model.onnx")):
-        return list(_run("alone", path))
+        return list(_run("client", path))
     if not (path / "saved_model.pb").is_file():
-        others = "exports for CTranslate2 and transformers have no check"
-        raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}; {others}")
+        others = "Exports for CTranslate2 and transformers have no check"
+        raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}. {others}")
     with quiet_import():
         import tensorflow as tf
     with plainly_named(path) as plain:
@@ -108,7 +109,7 @@ def _read(path: Path) -> Iterator[Finding]:
     yield finding("the folder's name is an integer", [path.name] * (not path.name.isdigit()))
     graph = graph_of(path)
     if graph is None:
-        yield Finding("FAIL", 'expected one graph with the tag "serve" alone')
+        yield Finding("FAIL", 'expected one graph tagged only "serve"')
         return
     yield from _ops(graph)
     yield from _variables(path, graph)
@@ -116,17 +117,17 @@ def _read(path: Path) -> Iterator[Finding]:
     names = {node.attr["shared_name"].s.decode("utf-8", "replace") for node in nodes_of(graph)}
     local = {name for name in names if re.search(r"(^|_)/\w+/", name)}
     content = (path / "saved_model.pb").read_bytes()
-    here = {str(Path.home()), os.getcwd(), str(path.parent), sysconfig.get_path("purelib")}
-    local |= {folder for folder in here if len(folder) > 5 and folder.encode() in content}
+    paths = {str(Path.home()), os.getcwd(), str(path.parent), sysconfig.get_path("purelib")}
+    local |= {folder for folder in paths if len(folder) > 5 and folder.encode() in content}
     yield finding("no path of this machine is in the graph", local, "WARN")
 
     batching = path / "batching_params.pbtxt"
     if batching.is_file():
         text = batching.read_text()
         sizes = [int(size) for size in re.findall(r"allowed_batch_sizes\s*:\s*(\d+)", text)]
-        greatest = [int(size) for size in re.findall(r"max_batch_size\s*\{\s*value\s*:\s*(\d+)", text)]
-        wrong = [f"allowed {sizes}, greatest {greatest}"] * (sizes != sorted(set(sizes)) or sizes[-1:] != greatest)
-        yield finding("batching_params.pbtxt: the sizes allowed rise to the greatest", wrong)
+        maximum = [int(size) for size in re.findall(r"max_batch_size\s*\{\s*value\s*:\s*(\d+)", text)]
+        wrong = [f"allowed {sizes}, maximum {maximum}"] * (sizes != sorted(set(sizes)) or sizes[-1:] != maximum)
+        yield finding("batching_params.pbtxt: the allowed sizes rise to the maximum", wrong)
 
     signatures = {name: value for name, value in graph.signature_def.items() if not name.startswith("__")}
     yield finding("there is a signature serving_default", {"serving_default"} - set(signatures))
@@ -196,7 +197,7 @@ def _ports(name: str, signature: Any) -> Iterator[Finding]:
         for port, info in ports.items():
             sizes = None if info.tensor_shape.unknown_rank else [dim.size for dim in info.tensor_shape.dim]
             if not info.name or not info.dtype:
-                fails.append(f"{kind} {port} is no dense tensor")
+                fails.append(f"{kind} {port} is not a dense tensor")
                 continue
             dtype = tf.as_dtype(info.dtype).name
             if dtype not in REST_DTYPES:
@@ -204,7 +205,7 @@ def _ports(name: str, signature: Any) -> Iterator[Finding]:
             if not sizes:
                 fails.append(f"{kind} {port} has no batch axis: impossible with --enable_batching and in REST's rows")
             elif sizes[0] != -1:
-                warns.append(f"{kind} {port} has a batch of {sizes[0]} alone")
+                warns.append(f"{kind} {port} only has a batch of {sizes[0]}")
             elif kind == "output" and -1 in sizes[1:]:
                 warns.append(f"output {port} has a width {sizes} that depends on the other rows")
             if port.endswith("_bytes"):
@@ -219,7 +220,7 @@ def _ports(name: str, signature: Any) -> Iterator[Finding]:
 
 
 def _run(kind: str, path: Path, *arguments: str) -> Iterator[Finding]:
-    """Yields the findings of probe.py, in a process of its own."""
+    """Yields the findings of probe.py, which runs in a separate process."""
     command = [sys.executable, str(Path(__file__).with_name("probe.py")), kind, str(path), *arguments]
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     try:

@@ -54,7 +54,7 @@ class Signature(NamedTuple):
 
     inputs: dict[str, Port]
     outputs: dict[str, Port]
-    defaults: dict[str, np.ndarray]  # of inputs that a request may omit
+    defaults: dict[str, np.ndarray]  # values of optional inputs
 
 
 class Servable:
@@ -84,7 +84,7 @@ class Servable:
             c.TF_DeleteSessionOptions(options)
             c.TF_DeleteBuffer(buffer)
         self.signatures = _signatures(c, meta_graph)
-        self._places: dict[str, _Place] = {}
+        self._outputs: dict[str, _Output] = {}
 
     def predict(
         self, inputs: dict[str, Any], signature: str = "serving_default", outputs: Any = None
@@ -106,8 +106,8 @@ class Servable:
         for name in ports.inputs:
             if name not in inputs:
                 raise KeyError(f"inputs of {signature}: expected {', '.join(ports.inputs)}; {name!r} is missing")
-        feeds = [self._place(ports.inputs[name].tensor) for name in inputs]
-        fetches = [self._place(ports.outputs[name].tensor) for name in names]
+        feeds = [self._output(ports.inputs[name].tensor) for name in inputs]
+        fetches = [self._output(ports.outputs[name].tensor) for name in names]
         values: list[int] = []
         results = (c_void_p * len(fetches))()
         try:
@@ -117,8 +117,8 @@ class Servable:
             self._c.call(
                 "TF_SessionRun",
                 *(self._session, None),
-                *((_Place * len(feeds))(*feeds), (c_void_p * len(feeds))(*values), len(feeds)),
-                *((_Place * len(fetches))(*fetches), results, len(fetches)),
+                *((_Output * len(feeds))(*feeds), (c_void_p * len(feeds))(*values), len(feeds)),
+                *((_Output * len(fetches))(*fetches), results, len(fetches)),
                 *(None, 0, None),
             )
             return {name: _array_of(self._c, result) for name, result in zip(names, results, strict=True)}
@@ -135,17 +135,17 @@ class Servable:
             self._c.call("TF_DeleteSession", session)
             self._c.TF_DeleteGraph(self._graph)
 
-    def _place(self, tensor: str) -> "_Place":
-        if tensor not in self._places:
+    def _output(self, tensor: str) -> "_Output":
+        if tensor not in self._outputs:
             name, _, index = tensor.partition(":")
             operation = self._c.TF_GraphOperationByName(self._graph, name.encode())
             if not operation:
                 raise SessionError(5, f"the graph has no tensor {tensor!r}")
-            self._places[tensor] = _Place(operation, int(index or 0))
-        return self._places[tensor]
+            self._outputs[tensor] = _Output(operation, int(index or 0))
+        return self._outputs[tensor]
 
 
-class _Place(ctypes.Structure):  # TF_Output
+class _Output(ctypes.Structure):  # TF_Output
     _fields_ = [("operation", c_void_p), ("index", c_int)]
 
 
@@ -153,7 +153,8 @@ class _Buffer(ctypes.Structure):  # TF_Buffer
     _fields_ = [("data", c_void_p), ("length", c_size_t), ("deallocator", c_void_p)]
 
 
-FUNCTIONS = {  # result and arguments; the last argument of those that `call` calls is a TF_Status
+# Result and arguments. The last argument of functions for `call` is a TF_Status.
+FUNCTIONS = {
     "TF_Version": (c_char_p, []),
     "TF_Message": (c_char_p, [c_void_p]),
     **{f"TF_New{name}": (c_void_p, []) for name in ("Status", "Buffer", "Graph", "SessionOptions")},
@@ -168,7 +169,7 @@ FUNCTIONS = {  # result and arguments; the last argument of those that `call` ca
     ),
     "TF_SessionRun": (
         None,
-        [c_void_p, c_void_p] + 2 * [POINTER(_Place), POINTER(c_void_p), c_int] + [c_void_p, c_int, c_void_p, c_void_p],
+        [c_void_p, c_void_p] + 2 * [POINTER(_Output), POINTER(c_void_p), c_int] + [c_void_p, c_int, c_void_p, c_void_p],
     ),
     **dict.fromkeys(("TF_CloseSession", "TF_DeleteSession"), (None, [c_void_p, c_void_p])),
     "TF_AllocateTensor": (c_void_p, [c_int, POINTER(c_int64), c_int, c_size_t]),
@@ -187,10 +188,10 @@ class _Library:
 
     def __init__(self) -> None:
         if "tensorflow" in sys.modules:
-            raise RuntimeError("expected a process of its own: Python's TensorFlow is already in this one")
+            raise RuntimeError("expected a separate process: Python's TensorFlow is already in this one")
         folder = _package("tensorflow")
         suffix = ".2.dylib" if sys.platform == "darwin" else ".so.2"
-        # Global, since op libraries look up TensorFlow's symbols. The framework first, since the other needs it.
+        # Global, since op libraries look up TensorFlow's functions. The framework first, since the other needs it.
         libraries = [
             ctypes.CDLL(str(_existing(folder / f"libtensorflow_{name}{suffix}")), mode=ctypes.RTLD_GLOBAL)
             for name in ("framework", "cc")
@@ -296,8 +297,8 @@ def _tensor_of(c: _Library, proto: bytes) -> np.ndarray:
         c.TF_DeleteBuffer(buffer)
 
 
-# Protocol buffers are read by hand: their Python classes are in TensorFlow's Python, which must not be loaded here, and
-# in tensorflow-serving-api, which exporting should not need.
+# Protocol buffers are read by hand. Their Python classes are in TensorFlow's Python, which must not be loaded here, and
+# in the package tensorflow-serving-api, which exporting should not need.
 
 
 def warmup_requests(path: str | Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
@@ -306,7 +307,7 @@ def warmup_requests(path: str | Path) -> Iterator[tuple[str, dict[str, np.ndarra
     c, content, position = _library(TEXT_OPS), file.read_bytes(), 0
     while position < len(content):
         (length,) = struct.unpack_from("<Q", content, position)
-        # A record stands between a length with its checksum and a checksum of its own.
+        # Before a record are its length and the length's checksum, after it the record's checksum.
         record, position = content[position + 12 : position + 12 + length], position + 12 + length + 4
         request = list(_fields(dict(_fields(dict(_fields(record))[6]))[1]))  # PredictionLog.predict_log.request
         specification = dict(_fields(dict(request)[1]))  # model_spec
@@ -384,10 +385,10 @@ def main() -> None:
     for name, signature in servable.signatures.items():
         print(f"{name}: {', '.join(signature.inputs)} -> {', '.join(signature.outputs)}")
     if texts:
-        answer = servable.predict({"text": texts})
+        outputs = servable.predict({"text": texts})
         for row, text in enumerate(texts):
             print(text)
-            for name, values in answer.items():
+            for name, values in outputs.items():
                 value = values[row]
                 print(f"  {name}={value.decode() if isinstance(value, bytes) else value}")
 

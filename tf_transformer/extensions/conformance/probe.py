@@ -1,8 +1,8 @@
-"""The checks that call an export, each kind in its own process. `check` runs
+"""Checks that call an export, each kind in a separate process. `check` runs
 
-    python tf_transformer/extensions/conformance/probe.py server|python|alone DIR
+    python tf_transformer/extensions/conformance/probe.py server|python|client DIR
 
-and reads one finding per line, as JSON. The texts are known to cause trouble.
+and reads one JSON finding per line. The texts are known to cause trouble.
 """
 
 import contextlib
@@ -36,8 +36,9 @@ INTEGERS = [-(2**31), -1, 0, 1, 2**31 - 1]
 STRINGS = [b"", b"xx", b"\xff", b"</s>"]
 FLOATS = [-np.inf, -1.0, 0.0, 1e30, np.inf, np.nan]
 INVALID_ARGUMENT = 3
-TOLERANCE = 1e-3  # of a row's numbers in batches of different sizes
-HALF_TOLERANCE = 0.1  # the same with variables of 8 or 16 bits
+# Tolerances of a row's numbers in batches of different sizes. HALF_TOLERANCE is for variables of 8 or 16 bits.
+TOLERANCE = 1e-3
+HALF_TOLERANCE = 0.1
 BYTES = {"float32": 4, "int8": 1}
 
 
@@ -52,8 +53,8 @@ def finding(message: str, wrong: Collection[Any], level: str = "FAIL") -> Findin
     """Returns a finding that `message` holds, unless something is `wrong`."""
     if not wrong:
         return Finding("ok", message)
-    some = wrong if isinstance(wrong, list) else sorted(wrong)
-    return Finding(level, f"{message}, but: {', '.join(map(str, some))}"[:500])
+    items = wrong if isinstance(wrong, list) else sorted(wrong)
+    return Finding(level, f"{message}, but: {', '.join(map(str, items))}"[:500])
 
 
 def server(path: str, tolerance: str) -> Iterator[Finding]:
@@ -64,7 +65,7 @@ def server(path: str, tolerance: str) -> Iterator[Finding]:
     yield Finding("ok", f"TensorFlow {servable.version}'s C++ loader loads it")
     if (Path(path) / "assets.extra" / "tf_serving_warmup_requests").is_file():
         count = 0
-        # A server runs the warm-up records before it is ready, and gives up if one fails.
+        # A server runs the warm-up records before it is ready, and stops if one fails.
         for count, (name, inputs) in enumerate(warmup_requests(path), 1):
             wrong = ""
             try:
@@ -82,15 +83,15 @@ def server(path: str, tolerance: str) -> Iterator[Finding]:
 
     file = Path(path) / "batching_params.pbtxt"
     text = file.read_text() if file.is_file() else ""
-    sizes = [int(size) for size in re.findall(r"allowed_batch_sizes\s*:\s*(\d+)", text)]  # that a server pads to
+    sizes = [int(size) for size in re.findall(r"allowed_batch_sizes\s*:\s*(\d+)", text)]  # padded batches
     for name, signature in servable.signatures.items():
         required = [port for key, port in signature.inputs.items() if key not in signature.defaults]
         if not required or any(port.dtype is not object for port in required):
-            yield Finding("ok", f"{name}: not called, since it does not take text alone")
+            yield Finding("ok", f"{name}: not called, since it takes more than text")
         elif any(not port.tensor for port in signature.outputs.values()) or any(
             value.shape != (1,) for value in signature.defaults.values()
         ):
-            reason = "an output is no tensor or a default is not one value in a vector"
+            reason = "an output is not a tensor or a default is not one value in a vector"
             yield Finding("FAIL", f"{name}: not called, since {reason}")
         else:
             try:
@@ -115,19 +116,19 @@ class Calls:
         yield from self.merged_requests()
         # Options out of range are clipped, in every row.
         extremes = {"i": INTEGERS, "u": INTEGERS, "O": STRINGS}
-        answers = []
+        outputs = []
         for key, default in self.defaults.items():
             values = np.array(extremes.get(default.dtype.kind, FLOATS), default.dtype)
-            answers.append(self.call([SHORT[0]] * len(values), **{key: values}))
-        if answers:
-            yield self.values(answers, "options out of range")
+            outputs.append(self.call([SHORT[0]] * len(values), **{key: values}))
+        if outputs:
+            yield self.values(outputs, "options out of range")
         wrong = [key for key, value in self.call([]).items() if value.shape[:1] != (0,)]
         yield finding(f"{self.name}: an empty batch gives empty outputs", wrong)
         yield from self.wrong_shapes()
         yield self.threads()
 
     def merged_requests(self) -> Iterator[Finding]:
-        """Sends each row as a request with its own options, and all merged, as the server's batching merges them."""
+        """Sends each row as a request with separate options, and all merged, as the server's batching merges them."""
         requests = []
         for i, row in enumerate(ROWS):
             factor = [1.0, 0.5, 0.25][i % 3]
@@ -136,13 +137,13 @@ class Calls:
                 for key, value in self.defaults.items()
             }
             requests.append({key: np.array([row], object) for key in self.texts} | options)
-        alone = [self.servable.predict(request, self.name) for request in requests]
+        separate = [self.servable.predict(request, self.name) for request in requests]
         for key in self.outputs:
-            shapes = {answer[key].shape for answer in alone}
+            shapes = {output[key].shape for output in separate}
             if len(shapes) > 1 or next(iter(shapes))[:1] != (1,):
-                yield Finding("FAIL", f"{self.name}.{key}: one row gives the shapes {sorted(shapes)}")
+                yield Finding("FAIL", f"{self.name}.{key}: one row has the shapes {sorted(shapes)}")
                 return
-        yield self.values(alone, "hostile rows")
+        yield self.values(separate, "hostile rows")
 
         count = next((size for size in self.sizes if size >= len(requests)), len(requests))
         padding = [{key: value[:1] for key, value in requests[-1].items()}] * (count - len(requests))
@@ -150,28 +151,28 @@ class Calls:
         together = self.servable.predict(merged, self.name)
         different = [
             f"row {i}'s {key}"
-            for i, answer in enumerate(alone)
-            for key, value in answer.items()
+            for i, output in enumerate(separate)
+            for key, value in output.items()
             if not _agree(together[key][i : i + 1], value, self.tolerance)
         ]
         # With 8 or 16 bits, numbers round differently in another batch, and the other of two close texts may win.
         excused = self.tolerance >= HALF_TOLERANCE and len({row.split("'")[0] for row in different}) <= 3
-        message = f"{self.name}: {len(ROWS)} requests merged to a batch of {count} answer as alone"
+        message = f"{self.name}: {len(ROWS)} requests merged to a batch of {count} return what each returns separately"
         yield finding(message, different, "ok" if excused else "FAIL")
 
-    def values(self, answers: Any, what: str) -> Finding:
-        """Checks that JSON can hold the answers: valid UTF-8 and finite numbers."""
-        for answer in answers:
-            for key, value in answer.items():
+    def values(self, outputs: Any, cause: str) -> Finding:
+        """Checks that JSON can hold the outputs: valid UTF-8 and finite numbers."""
+        for output in outputs:
+            for key, value in output.items():
                 if value.dtype.kind == "f" and not np.isfinite(value).all():
-                    return Finding("FAIL", f"{self.name}.{key}: NaN or infinite for {what}")
+                    return Finding("FAIL", f"{self.name}.{key}: NaN or infinite for {cause}")
                 if value.dtype == object:
                     for text in value.flat:
                         try:
                             text.decode()
                         except UnicodeDecodeError:
-                            return Finding("FAIL", f"{self.name}.{key}: invalid UTF-8 for {what}: {text[:20]!r}")
-        return Finding("ok", f"{self.name}: {what} give valid UTF-8 and finite numbers")
+                            return Finding("FAIL", f"{self.name}.{key}: invalid UTF-8 for {cause}: {text[:20]!r}")
+        return Finding("ok", f"{self.name}: {cause} give valid UTF-8 and finite numbers")
 
     def wrong_shapes(self) -> Iterator[Finding]:
         from loader import SessionError
@@ -184,11 +185,11 @@ class Calls:
         for shape, inputs in tries.items():
             try:
                 self.servable.predict(inputs, self.name)
-                message = f"{self.name}: an input {shape} is accepted; the graph should begin with tf.ensure_shape"
+                message = f"{self.name}: an input {shape} is accepted. The graph should begin with tf.ensure_shape"
                 yield Finding("WARN", message)
             except SessionError as error:
                 level = "ok" if error.code == INVALID_ARGUMENT else "WARN"
-                yield Finding(level, f"{self.name}: an input {shape} is refused: {_line(error)}")
+                yield Finding(level, f"{self.name}: an input {shape} is rejected: {_line(error)}")
 
     def threads(self) -> Finding:
         expected = [self.call([row]) for row in SHORT]
@@ -196,8 +197,8 @@ class Calls:
 
         def work(first: int) -> Any:
             for i in range(first, first + 4):
-                answer, other = self.call([SHORT[i % len(SHORT)]]), expected[i % len(SHORT)]
-                if not all(_agree(answer[key], other[key], self.tolerance) for key in other):
+                output, other = self.call([SHORT[i % len(SHORT)]]), expected[i % len(SHORT)]
+                if not all(_agree(output[key], other[key], self.tolerance) for key in other):
                     different.append(f"thread {first}'s row {i % len(SHORT)}")
 
         workers = [threading.Thread(target=work, args=(number,)) for number in range(6)]
@@ -205,7 +206,7 @@ class Calls:
             worker.start()
         for worker in workers:
             worker.join()
-        return finding(f"{self.name}: 6 threads get the answers that one gets", different)
+        return finding(f"{self.name}: 6 threads get the outputs that one thread gets", different)
 
 
 def python(path: str | Path) -> Iterator[Finding]:
@@ -230,10 +231,10 @@ def python(path: str | Path) -> Iterator[Finding]:
         except Exception as error:
             yield Finding("FAIL", f"serving_default fails in Python: {type(error).__name__}: {_line(error)}")
         else:
-            yield Finding("ok", "serving_default answers in Python")
+            yield Finding("ok", "serving_default runs in Python")
 
 
-def alone(path: str) -> Iterator[Finding]:
+def client(path: str) -> Iterator[Finding]:
     """Calls a LiteRT or an ONNX export by its client, without TensorFlow and without this package."""
     sys.path.append(str(Path(__file__).parents[1] / "interop" / "engines"))
     from litert_client import Translation, opened
@@ -243,27 +244,27 @@ def alone(path: str) -> Iterator[Finding]:
     metadata = translator.metadata
     beams, most = metadata["beam_size"], metadata["max_length"]
 
-    def wrong_values(answers: list[list[Translation]]) -> list[str]:
+    def wrong_values(outputs: list[list[Translation]]) -> list[str]:
         """Returns unsorted or non-finite scores, and texts that UTF-8 cannot encode."""
         wrong = []
-        for best in answers:
+        for best in outputs:
             scores = [one.score for one in best]
             if scores != sorted(scores, reverse=True) or not all(map(math.isfinite, scores)):
                 wrong.append(f"scores {scores}")
             wrong += [repr(one.text) for one in best if one.text != one.text.encode("utf-8", "replace").decode()]
         return wrong
 
-    answers = [translator.n_best(row, beams) for row in ROWS]
-    yield finding("hostile texts give valid UTF-8, finite scores, the best first", wrong_values(answers))
-    empty = [best[0] for best, row in zip(answers, ROWS, strict=True) if not row.strip()]
+    outputs = [translator.n_best(row, beams) for row in ROWS]
+    yield finding("hostile texts give valid UTF-8, finite scores, the best first", wrong_values(outputs))
+    empty = [best[0] for best, row in zip(outputs, ROWS, strict=True) if not row.strip()]
     wrong = [one for one in empty if one != Translation("", 0.0, 0.0, False, 0)]
     yield finding("empty texts give empty translations", wrong)
-    # In another order, and each as the first text: a text must not change the answers to the next ones.
+    # In another order, and each as the first text: a text must not change the translations of the next ones.
     again = [translator.n_best(row, beams) for row in reversed(ROWS)]
-    alone = [opened(path).n_best(row, beams) for row in ROWS]
-    pairs = zip(ROWS, answers, reversed(again), alone, strict=True)
+    separate = [opened(path).n_best(row, beams) for row in ROWS]
+    pairs = zip(ROWS, outputs, reversed(again), separate, strict=True)
     different = [row[:20] for row, first, second, third in pairs if not first == second == third]
-    yield finding("a text's answer does not depend on the texts before it", different)
+    yield finding("a text's translation does not depend on the texts before it", different)
 
     extremes = {"length_penalty": (-1.0, 0.0, 1e30, math.nan), "max_length": (-1, 0, 1, 2**31 - 1)}
     odd = [translator.n_best(ROWS[0], beams, **{name: value}) for name in extremes for value in extremes[name]]
@@ -277,7 +278,7 @@ def alone(path: str) -> Iterator[Finding]:
     message = f"{translator.MODEL} takes {size:,} bytes for {weights:,} of weights"
     yield finding(message, ["more than a tenth and 1,000,000 more"] * (size > 1.1 * weights + 1_000_000))
     foreign = {"keras", "tensorflow", "tf_transformer"} & set(sys.modules)
-    yield finding("it answers without TensorFlow and without this package", foreign)
+    yield finding("it translates without TensorFlow and without this package", foreign)
 
 
 def _agree(value: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
@@ -292,7 +293,7 @@ def _line(error: Exception) -> str:
     return (str(error.args[0] if error.args else error).splitlines() or [""])[0][:200]
 
 
-PROBES: dict[str, Callable[..., Iterator[Finding]]] = {"server": server, "python": python, "alone": alone}
+PROBES: dict[str, Callable[..., Iterator[Finding]]] = {"server": server, "python": python, "client": client}
 
 if __name__ == "__main__":
     for result in PROBES[sys.argv[1]](*sys.argv[2:]):

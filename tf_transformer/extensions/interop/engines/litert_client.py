@@ -172,8 +172,8 @@ class _Translator(abc.ABC):
         sources, most = [self.source_ids(text) for text in texts], self._signatures[-1].tokens
         for text, ids in zip(texts, sources, strict=True):
             if warn and len(ids) > most:
-                what = "more tokens than the model reads; only the beginning is read"
-                warnings.warn(f"{what}: {text[:40]!r}", stacklevel=3)
+                warning = "more tokens than the model reads; only the beginning is read"
+                warnings.warn(f"{warning}: {text[:40]!r}", stacklevel=3)
         for name, value in options.items():
             if name not in LANGUAGES and not isinstance(value, numbers.Real):
                 raise TypeError(f"{name}: expected a number, got {value!r}"[:200])
@@ -182,9 +182,9 @@ class _Translator(abc.ABC):
         values["n_best"] = max(n, 1)
         for name in LANGUAGES if self.languages else ():
             if values[name] not in [*self.languages]:  # A list compares values of any type, even without a hash.
-                some = ", ".join([*self.languages][:5])
-                wanted = f"expected one of {len(self.languages)} languages, such as {some}"
-                raise ValueError(f"{name}: {wanted}; got {values[name]!r}"[:200])
+                examples = ", ".join([*self.languages][:5])
+                expected = f"expected one of {len(self.languages)} languages, such as {examples}"
+                raise ValueError(f"{name}: {expected}; got {values[name]!r}"[:200])
             values[name] = self.languages[values[name]]
         before = [values[LANGUAGES[0]]] if self.languages else []
         # Texts of similar length share a batch, since the longest decides how many steps it takes.
@@ -199,7 +199,7 @@ class _Translator(abc.ABC):
                 # The output is empty if it needs more steps than this signature has.
                 if longest and not outputs[-1]["lengths"][0]:
                     limit = min(longest + self._extra_length, values["max_length"])
-                    outputs = next((one for one in fitting if one.steps >= limit), fitting[-1])(rows, values)
+                    outputs = next((long for long in fitting if long.steps >= limit), fitting[-1])(rows, values)
             results.update(zip(batch, outputs, strict=True))
         return [(len(ids), results[i]) for i, ids in enumerate(sources)]
 
@@ -490,8 +490,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="directory of an export, such as litert/demo/1; litert/demo means the newest")
     parser.add_argument("--n-best", type=int, help="number of translations of each text")
-    what = "option of the search, such as length_penalty=1 or target_language=de; may be repeated"
-    parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=what)
+    usage = "option of the search, such as length_penalty=1 or target_language=de. Repeatable."
+    parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=usage)
     parser.add_argument("--threads", type=int, default=1, help="number of threads (1)")
     args = parser.parse_args(argv)
     for name in ("n_best", "threads"):

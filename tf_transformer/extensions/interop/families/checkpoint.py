@@ -29,9 +29,9 @@ from tf_transformer.tokenizers.tokenizer import EOS_ID
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.reading import check_file, made_of, read_bytes, read_json, reading
 
-MOST_SYMBOLS = 2**24  # of a vocabulary without weights
+MAX_TOKENS = 2**24  # of a vocabulary without weights
 POSITIONS = 1024  # minimum size of the position table; `transformers` reads no longer texts
-SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")
+CONTROL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 TABLES = [f"model.{module}.weight" for module in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
 # Fields of a configuration, and their names in config.json.
 FIELDS = {
@@ -231,7 +231,7 @@ class Checkpoint:
 
     def size(self, name: str) -> int:
         """Returns the setting of a vocabulary's size, for each of which the files of weights must have a row."""
-        size, most = self.settings[name], self.stored or MOST_SYMBOLS
+        size, most = self.settings[name], self.stored or MAX_TOKENS
         if type(size) is not int or not 0 < size <= most:
             raise BadInput(f"{self.settings_file}: {name}: expected a number up to {most:,}, got {str(size)[:99]!r}")
         return size
@@ -247,12 +247,12 @@ class Checkpoint:
         names, before = ids | more, dict[int, str]()
         for name, id in (names | first).items():
             if type(id) is not int or not 0 <= id < size:
-                where = file if name in ids or name in SYMBOLS else self.settings_file
-                raise BadInput(f"{where}: {name}: expected an id below vocab_size={size}, got {id!r}")
+                source = file if name in ids or name in CONTROL_TOKENS else self.settings_file
+                raise BadInput(f"{source}: {name}: expected an id below vocab_size={size}, got {id!r}")
         for name, id in names.items():
             if before.setdefault(id, name) != name:
-                wanted = "expected an id for each symbol"
-                raise BadInput(f"{self.folder}: {wanted}, got {id!r} for {before[id]} and {name}")
+                expected = "expected an id for each token"
+                raise BadInput(f"{self.folder}: {expected}, got {id!r} for {before[id]} and {name}")
         controls = list(first.values())
         placed = {*controls[extra:]}
         return controls + [id for id in range(size) if id not in placed]
@@ -268,24 +268,24 @@ class Checkpoint:
                 if name == "added_tokens.json":
                     entries = [(token, id, token in special, False) for token, id in values.items()]
                 elif not (isinstance(listed, list) and isinstance(decoder, dict)):
-                    raise ValueError("expected a list or an object of symbols")
-                elif not all(isinstance(each, dict) for each in (*listed, *decoder.values())):
-                    raise ValueError("expected an object for each symbol")
+                    raise ValueError("expected a list or an object of tokens")
+                elif not all(isinstance(entry, dict) for entry in (*listed, *decoder.values())):
+                    raise ValueError("expected an object for each token")
                 else:
                     if name == "tokenizer.json":
-                        pairs = [(each["id"], each) for each in listed]
+                        pairs = [(entry["id"], entry) for entry in listed]
                     else:
-                        pairs = [(int(id), each) for id, each in decoder.items()]
+                        pairs = [(int(id), entry) for id, entry in decoder.items()]
                     entries = [
-                        (each["content"], id, each.get("special"), each.get("single_word")) for id, each in pairs
+                        (entry["content"], id, entry.get("special"), entry.get("single_word")) for id, entry in pairs
                     ]
                 for token, id, is_special, single_word in entries:
                     if type(token) is not str or type(id) is not int:
                         raise ValueError(f"expected a name and an id, got {token!r} and {id!r}"[:200])
                     before = tokens.setdefault(token, Added(id, is_special is True, single_word is True))
                     if before.id != id:
-                        wanted = "expected one id in all files of a tokenizer"
-                        raise BadInput(f"{token}: {wanted}, got {before.id} and {id}")
+                        expected = "expected one id in all files of a tokenizer"
+                        raise BadInput(f"{token}: {expected}, got {before.id} and {id}")
         return tokens
 
     def matched(self, names: Container[str], controls: Iterable[str]) -> list[str]:
@@ -300,8 +300,8 @@ class Checkpoint:
             raise BadInput(f"{self.folder}: expected a file that has the id of the token {lost[0]!r}, found none")
         tokens = [token for token in self.added if token not in others]
         if words := [token for token in tokens if self.added[token].single_word]:
-            wanted = "expected added tokens that are matched anywhere in a text, got one with single_word"
-            raise BadInput(f"{self.folder}: {wanted}: {words[0]!r}")
+            expected = "expected added tokens that are matched anywhere in a text, got one with single_word"
+            raise BadInput(f"{self.folder}: {expected}: {words[0]!r}")
         return tokens
 
     @property
@@ -311,8 +311,8 @@ class Checkpoint:
             for name in ("additional_special_tokens", "extra_special_tokens"):
                 tokens = self.said(file).get(name)
                 if isinstance(tokens, list) and tokens:
-                    tokens = [each.get("content") if isinstance(each, dict) else each for each in tokens]
-                    return [each for each in tokens if isinstance(each, str)]
+                    tokens = [token.get("content") if isinstance(token, dict) else token for token in tokens]
+                    return [token for token in tokens if isinstance(token, str)]
         return []
 
 

@@ -113,7 +113,7 @@ def _is_checkpoint(path: str) -> bool:
 def from_checkpoint(name: Any, family: str | None = None, revision: str | None = None) -> Rebuilt:
     """Loads a pretrained model; the arguments are those of `Translator.from_pretrained`."""
     kinds, name = [family_named(family)] if family else families(), os.fspath(name)
-    owner = next((one.owner for one in kinds if one.owner), "")
+    owner = next((kind.owner for kind in kinds if kind.owner), "")
     folder = folder_of(name, owner, revision)
     if newest(folder, LITERT, ONNX, CTRANSLATE2) and not any((folder / file).is_file() for file in WEIGHTS):
         raise BadInput(f"expected a checkpoint, {found_in(folder)}")

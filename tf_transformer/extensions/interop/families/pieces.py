@@ -81,8 +81,8 @@ class PieceTable:
         rows = tf.strings.split(tf.strings.regex_replace(texts, f"({self.added})", b"\xff\\1\xff"), b"\xff")
         parts = rows.flat_values
         is_added = tf.strings.regex_full_match(parts, self.added)
-        own = tf.RaggedTensor.from_row_lengths(tf.boolean_mask(parts, is_added), tf.cast(is_added, tf.int64))
-        pieces = tf.concat([own, self.split_in_graph(tf.where(is_added, "", parts))], axis=1)
+        added = tf.RaggedTensor.from_row_lengths(tf.boolean_mask(parts, is_added), tf.cast(is_added, tf.int64))
+        pieces = tf.concat([added, self.split_in_graph(tf.where(is_added, "", parts))], axis=1)
         return self.op.table.lookup(rows.with_values(pieces).merge_dims(1, 2))
 
     # Subclasses override these two methods to split off more than SentencePiece does.
@@ -124,8 +124,8 @@ class PieceTokenizer(Tokenizer):
             self.read(pieces)
             for id in (self.target.ids[token] for token in self.added):
                 # SentencePiece's own tokens have their spaces.
-                is_own = self.target.processor.piece_to_id(pieces[id]) != self.target.processor.unk_id()
-                if self.texts[id] and not is_own:
+                is_from_model = self.target.processor.piece_to_id(pieces[id]) != self.target.processor.unk_id()
+                if self.texts[id] and not is_from_model:
                     self.texts[id] = b" " + self.texts[id]
         self.model, self.vocab_size, self.control_tokens = model, len(pieces), []
         self._op = Once(self._resources)

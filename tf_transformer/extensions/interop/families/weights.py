@@ -105,7 +105,7 @@ def check_rows(x: np.ndarray, rows: list[int]) -> None:
     """Checks that `x` has as many rows as the checkpoint's vocabulary, for `rows` by our ids."""
     size = max(rows) + 1
     if len(x) != size:
-        raise BadInput(f"expected a row for each of vocab_size={size} symbols, got {len(x)}")
+        raise BadInput(f"expected a row for each of vocab_size={size} tokens, got {len(x)}")
 
 
 class Layout:

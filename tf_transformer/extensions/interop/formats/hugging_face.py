@@ -126,11 +126,11 @@ def _check(folder: Path, translator: TextModel, tolerance: float) -> None:
     for ours, theirs in (sources, targets):
         for text, row, other in zip(texts, ours, theirs, strict=True):
             if row != other:
-                wanted = f"expected the ids {row[:9]} ..., got a checkpoint that gives {other[:9]} ..."
-                raise BadInput(f"{text[:50]!r}: {wanted}")
-    some = slice(len(texts) // 2, len(texts) // 2 + 2)
-    source = padded([[*row, EOS_ID] for row in sources[0][some]])
-    target = padded([[BOS_ID, *row] for row in targets[0][some]])
+                message = f"expected the ids {row[:9]} ..., got a checkpoint that returns {other[:9]} ..."
+                raise BadInput(f"{text[:50]!r}: {message}")
+    sample = slice(len(texts) // 2, len(texts) // 2 + 2)
+    source = padded([[*row, EOS_ID] for row in sources[0][sample]])
+    target = padded([[BOS_ID, *row] for row in targets[0][sample]])
     expected, logits = (
         keras.ops.convert_to_numpy(model((source, target)))[target > 0][:, EOS_ID:]
         for model in (translator.model, read.model)
@@ -152,7 +152,7 @@ def _card(translator: TextModel, name: str) -> str:
         "library_name": "transformers",
         "pipeline_tag": "translation",
     }
-    what = f"{config.num_layers} + {config.decoder_layers} layers, d_model={config.d_model}"
+    sizes = f"{config.num_layers} + {config.decoder_layers} layers, d_model={config.d_model}"
     between = f" between {len(known)} languages" if known else f" from {pair[0]} to {pair[1]}" if len(pair) == 2 else ""
     options = target = ""
     if known:
@@ -174,7 +174,7 @@ def _card(translator: TextModel, name: str) -> str:
         "",
         f"# {name}",
         "",
-        f"A Transformer that translates{between}: {what}, vocab_size={config.vocab_size}.",
+        f"A Transformer that translates{between}: {sizes}, vocab_size={config.vocab_size}.",
         "",
         "```python",
         "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer",

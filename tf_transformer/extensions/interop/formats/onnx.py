@@ -112,10 +112,10 @@ def _transposed(context: Any, node: Any, name: str, arguments: list[Any]) -> Non
 
 def _erfc(context: Any, node: Any, name: str, arguments: list[Any]) -> None:
     # ONNX has no 1 - erf(x), a part of gelu.
-    one = context.make_const(f"{name}_one", np.array(1, np.float32))
+    ones = context.make_const(f"{name}_one", np.array(1, np.float32))
     erf = context.make_node("Erf", [node.input[0]])
     node.type = "Sub"
-    context.replace_inputs(node, [one.output[0], erf.output[0]])
+    context.replace_inputs(node, [ones.output[0], erf.output[0]])
 
 
 def graphs_in(graph: Any) -> Iterator[Any]:
@@ -130,7 +130,7 @@ def graphs_in(graph: Any) -> Iterator[Any]:
 def _loops(graph: Any) -> list[tuple[Any, Any]]:
     """Returns each loop of a graph with its body."""
     loops = (node for node in graph.node if node.op_type == "Loop")
-    return [(node, one.g) for node in loops for one in node.attribute if one.name == "body"]
+    return [(node, part.g) for node in loops for part in node.attribute if part.name == "body"]
 
 
 def take_from_state(graph: Any) -> None:
@@ -139,19 +139,19 @@ def take_from_state(graph: Any) -> None:
         inside, outside = _originals(body), _originals(graph)
         used = {name for node in graph.node if node is not loop for name in node.input}
         used |= {output.name for output in graph.output}
-        kept, origins = [], {}
+        state, origins = [], {}
         for k, name in enumerate(loop.input[2:]):
             before, after = body.input[2 + k].name, body.output[1 + k].name
             if inside.get(after, after) == before and loop.output[k] not in used:
                 origins[before] = outside.get(name, name)
             else:
-                kept.append(k)
+                state.append(k)
         # onnxruntime requires the shapes of count and condition, which are scalars.
         for port in body.input[:2]:
             port.type.tensor_type.shape.SetInParent()
         states = len(loop.input) - 2
         for ports, fixed in ((loop.input, 2), (body.input, 2), (body.output, 1), (loop.output, 0)):
-            _replace(ports, [*ports[:fixed], *(ports[fixed + k] for k in kept), *ports[fixed + states :]])
+            _replace(ports, [*ports[:fixed], *(ports[fixed + k] for k in state), *ports[fixed + states :]])
         for part in graphs_in(body):
             for node in part.node:
                 _replace(node.input, [origins.get(name, name) for name in node.input])
@@ -164,15 +164,15 @@ def infer_sizes(graph: Any) -> None:
 
     constants = {one.name: one for part in graphs_in(graph) for one in part.initializer}
     for part in graphs_in(graph):
-        made = {name: node for node in part.node for name in node.output}
+        producers = {name: node for node in part.node for name in node.output}
         for node in [node for node in part.node if node.op_type == "Reshape"]:
-            shape = made.get(node.input[1])
+            shape = producers.get(node.input[1])
             if shape is not None and shape.op_type == "Cast":
-                shape = made.get(shape.input[0])
+                shape = producers.get(shape.input[0])
             if shape is None or shape.op_type != "Concat":
                 continue
             # Only an Unsqueeze is certain to be one number.
-            computed = [made.get(name) for name in shape.input if name not in constants]
+            computed = [producers.get(name) for name in shape.input if name not in constants]
             if any(one is None or one.op_type != "Unsqueeze" for one in computed):
                 continue
             sizes = [numpy_helper.to_array(constants[name]) if name in constants else [-1] for name in shape.input]
@@ -187,20 +187,20 @@ def take_from_steps(graph: Any) -> None:
     """Moves computations that are the same in all steps of a loop before it."""
     for loop, body in _loops(graph):
         changing, ends = {port.name for port in body.input}, {port.name for port in body.output}
-        kept, moved = [], []
+        varying, moved = [], []
         for node in body.node:
             # A branch is not always computed.
             is_branch = any(attribute.HasField("g") for attribute in node.attribute)
             if is_branch or not changing.isdisjoint(node.input) or not ends.isdisjoint(node.output):
                 changing.update(node.output)
-                kept.append(node)
+                varying.append(node)
             else:
                 moved.append(node)
         index = [*graph.node].index(loop)
         for node in reversed(moved):
             graph.node.insert(index, node)
         graph.initializer.extend(body.initializer)
-        _replace(body.node, kept)
+        _replace(body.node, varying)
         del body.initializer[:]
 
 
@@ -208,23 +208,23 @@ def fuse_norms(graph: Any) -> None:
     """Replaces the ten nodes of each layer normalization by one."""
     from onnx import helper, numpy_helper
 
-    def matches(pattern: Any, name: str, made: dict[str, Any], values: dict[str, str]) -> bool:
+    def matches(pattern: Any, name: str, producers: dict[str, Any], values: dict[str, str]) -> bool:
         """Returns whether a value is computed as in a pattern, whose strings it binds in `values`."""
         if isinstance(pattern, str):
             return values.setdefault(pattern, name) == name
         operation, *inputs = pattern
-        node = made.get(name)
+        node = producers.get(name)
         if node is None or node.op_type != operation or len(node.input) != len(inputs):
             return False
-        return all(matches(*pair, made, values) for pair in zip(inputs, node.input, strict=True))
+        return all(matches(*pair, producers, values) for pair in zip(inputs, node.input, strict=True))
 
     constants = {one.name: one for part in graphs_in(graph) for one in part.initializer}
     for part in graphs_in(graph):
-        made, nodes = {name: node for node in part.node for name in node.output}, []
+        producers, nodes = {name: node for node in part.node for name in node.output}, []
         for node in part.node:
             for norm in NORMS:
                 values = dict[str, str]()
-                if matches(norm, node.output[0], made, values) and values["epsilon"] in constants:
+                if matches(norm, node.output[0], producers, values) and values["epsilon"] in constants:
                     epsilon = float(numpy_helper.to_array(constants[values["epsilon"]]).item())
                     inputs = [values[name] for name in ("x", "gamma", "beta")]
                     node = helper.make_node("LayerNormalization", inputs, node.output, axis=-1, epsilon=epsilon)

@@ -159,16 +159,16 @@ def graph_of_ids(
         decoder, start = decoder_of(model, memory, mask, fixed, weights), tf.fill(tf.shape(length), BOS_ID)
         for language in values[len(INPUTS) :]:
             decoder, start = decoder_after(decoder, start), tf.broadcast_to(language, tf.shape(length))
-        found = beam_search(
+        outputs = beam_search(
             SearchProblem(decoder, start, limit, EOS_ID),
             n_best=beams,
             exact_n=n_best[0],
             **{name: translator.options[name] for name in OPTIONS} | options,
         )
         # ONNX does not infer a size (-1) next to one that may be 0. A slot more, which is cut again, avoids that.
-        ids = tf.pad(found.ids, [[0, 0], [0, 0], [0, 1]])
+        ids = tf.pad(outputs.ids, [[0, 0], [0, 0], [0, 1]])
         ids = tf.reshape(ids, [-1, size(ids, 2)])[:, :-1]
-        return {name: tf.reshape(part, [-1]) for name, part in found._asdict().items()} | {"ids": ids}
+        return {name: tf.reshape(part, [-1]) for name, part in outputs._asdict().items()} | {"ids": ids}
 
     shape = [None, None] if tokens is None else [1, codes + tokens + 1]
     inputs = [tf.TensorSpec(shape, tf.int32, "source"), tf.TensorSpec([1], tf.int32, "n_best")]

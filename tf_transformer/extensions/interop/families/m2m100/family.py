@@ -12,7 +12,7 @@ from tf_transformer.config import ACTIVATIONS, BadInput, TransformerConfig
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.extensions.interop.families.checkpoint import (
     PLAIN,
-    SYMBOLS,
+    CONTROL_TOKENS,
     TABLES,
     Checkpoint,
     Vocabulary,
@@ -83,26 +83,26 @@ class M2M100Checkpoint(Checkpoint):
         the tokens of sentencepiece.bpe.model, the languages, the mask. Languages follow all other tokens. The
         tokenizer's files may set other ids, and add languages and tokens.
         """
-        size, (file, ids, symbols) = self.size("vocab_size"), self._numbered()
-        more = {symbol: len(ids) + i for i, symbol in enumerate(symbols.values())}
-        more |= {symbol: token.id for symbol, token in self.added.items() if symbol not in ids}
+        size, (file, ids, language_tokens) = self.size("vocab_size"), self._numbered()
+        more = {token: len(ids) + i for i, token in enumerate(language_tokens.values())}
+        more |= {name: token.id for name, token in self.added.items() if name not in ids}
         first = {name: self.settings[name] for name in CONTROL_IDS} | {"<unk>": ids.get("<unk>")}
         rows, names = self._rows(file, ids, more, first, size, extra=2), ids | more
         by_id, number = {id: piece for piece, id in names.items()}, itertools.count()
         start = self.settings["decoder_start_token_id"]
         # A start token that is no other token becomes our BOS only.
-        if start not in {*ids.values(), *(names[symbol] for symbol in symbols.values())}:
-            rows = [id for i, id in enumerate(rows) if i < len(SYMBOLS) or id != start]
-        pieces = [unused(name, names) for name in SYMBOLS[:2]]
+        if start not in {*ids.values(), *(names[token] for token in language_tokens.values())}:
+            rows = [id for i, id in enumerate(rows) if i < len(CONTROL_TOKENS) or id != start]
+        pieces = [unused(name, names) for name in CONTROL_TOKENS[:2]]
         # fairseq has these names for unused ids.
         pieces += [by_id[id] if id in by_id else f"madeupword{next(number)}" for id in rows[2:]]
         ours = {id: i for i, id in enumerate(rows)}
-        controls = [*SPECIAL, "<mask>", *symbols.values(), *(name for name, id in names.items() if id == start)]
+        controls = [*SPECIAL, "<mask>", *language_tokens.values(), *(name for name, id in names.items() if id == start)]
         added = self.matched(names, controls)
         texts = {id for piece, id in ids.items() if piece not in SPECIAL}
         texts |= {names[token] for token in added if not self.added[token].is_special}
         silent = [i for i, id in enumerate(rows) if id not in texts]
-        languages = {code: ours[names[symbol]] for code, symbol in symbols.items() if code}
+        languages = {code: ours[names[token]] for code, token in language_tokens.items() if code}
         return Vocabulary(pieces, rows, languages, silent, added)
 
     def _numbered(self) -> tuple[Path, dict[str, Any], dict[str, str]]:
@@ -113,15 +113,15 @@ class M2M100Checkpoint(Checkpoint):
         settings, file = self.said("tokenizer_config.json"), self.folder / "tokenizer_config.json"
         check_kinds(settings, {"language_codes": str})
         if (kind := settings.get("tokenizer_class")) not in TOKENIZERS:
-            known = ", ".join(map(str, TOKENIZERS[1:]))
-            raise BadInput(f"{file}: tokenizer_class: expected one of {known}; got {str(kind)[:99]!r}")
+            supported = ", ".join(map(str, TOKENIZERS[1:]))
+            raise BadInput(f"{file}: tokenizer_class: expected one of {supported}; got {str(kind)[:99]!r}")
         if kind == "M2M100Tokenizer" or (self.folder / "vocab.json").is_file():
             if (name := settings.get("language_codes", "m2m100")) not in BY_NAME:
                 raise BadInput(f"{file}: language_codes: expected one of {', '.join(BY_NAME)}; got {str(name)[:99]!r}")
             file, ids = self.folder / "vocab.json", self.read("vocab.json")
-            stated = [symbol for symbol in self.added if re.fullmatch("__[a-z]{2,3}([_-]\\w+)?__", symbol)]
-            symbols = {code: f"__{code}__" for code in BY_NAME[name].split()}
-            symbols |= {symbol[2:-2]: symbol for symbol in stated}
+            stated = [token for token in self.added if re.fullmatch("__[a-z]{2,3}([_-]\\w+)?__", token)]
+            language_tokens = {code: f"__{code}__" for code in BY_NAME[name].split()}
+            language_tokens |= {token[2:-2]: token for token in stated}
         else:
             if legacy := settings.get("legacy_behaviour"):
                 raise BadInput(f"{file}: legacy_behaviour: expected false, with languages first; got {legacy!r}")
@@ -130,11 +130,11 @@ class M2M100Checkpoint(Checkpoint):
             pieces = [engine.id_to_piece(id) for id in range(3, engine.vocab_size())]
             ids = {piece: id for id, piece in enumerate([*SPECIAL, *pieces])}
             stated = [*filter(LANGUAGE.fullmatch, self.added)]
-            symbols = self._languages(stated) | {code: code for code in stated}
-        for symbol, token in self.added.items():
-            if (id := ids.get(symbol, token.id)) != token.id:
-                raise BadInput(f"{self.folder}: {symbol}: expected the id {id} of {file.name}, got {token.id}")
-        return file, ids, symbols
+            language_tokens = self._languages(stated) | {code: code for code in stated}
+        for name, token in self.added.items():
+            if (id := ids.get(name, token.id)) != token.id:
+                raise BadInput(f"{self.folder}: {name}: expected the id {id} of {file.name}, got {token.id}")
+        return file, ids, language_tokens
 
     def _languages(self, stated: list[str]) -> dict[str, str]:
         """Returns NLLB's languages that follow the tokens, in this order, and the mask.
@@ -172,16 +172,16 @@ def write(translator: TextModel) -> Contents:
     new_ids = {id: row for row, id in enumerate(rows)}
     if tuple(pieces[id] for id in rows[: len(SPECIAL)]) != SPECIAL or model.config.first_position != 2:
         got = ", ".join(pieces[FIRST_ID:][:4])
-        raise BadInput(f"vocabulary: expected {', '.join(SPECIAL)} as its first symbols, got {got}")
+        raise BadInput(f"vocabulary: expected {', '.join(SPECIAL)} as its first tokens, got {got}")
     # An earlier version trained it.
     if keras.ops.convert_to_numpy(model.embedding.logits_bias)[EOS_ID:].any():
         raise BadInput("logits_bias: expected zeros, since M2M100's logits have no bias, got others")
     weights, table = Collection(), TABLES[0]
     weights.stacks(model)
     weights.assign(model.embedding.embeddings, table)
-    symbols, (of_layers, search, of_tokens) = dict[str, Any](CONTROL_IDS), settings_of(translator)
+    control_ids, (of_layers, search, of_tokens) = dict[str, Any](CONTROL_IDS), settings_of(translator)
     if not np.array_equal(*weights.tensors[table][[BOS_ID, EOS_ID]]):
-        symbols["decoder_start_token_id"] = len(rows)
+        control_ids["decoder_start_token_id"] = len(rows)
         search |= {"suppress_tokens": [len(rows)], "renormalize_logits": True}
         new_ids[BOS_ID] = len(rows)
         rows.append(BOS_ID)
@@ -192,8 +192,8 @@ def write(translator: TextModel) -> Contents:
     tokens_config, vocabulary = _numbered(tokenizer, pieces, new_ids, languages)
     config = {"architectures": ["M2M100ForConditionalGeneration"], "model_type": "m2m_100", "vocab_size": len(rows)}
     files = {
-        "config.json": of_layers | config | symbols,
-        "generation_config.json": search | symbols,
+        "config.json": of_layers | config | control_ids,
+        "generation_config.json": search | control_ids,
         "tokenizer_config.json": tokens_config | of_tokens,
     }
     return Contents(weights.tensors, files | vocabulary | tokenizer.files)
@@ -208,9 +208,9 @@ def _numbered(
     """
     description, silent = tokenizer.description, {*tokenizer.description["silent"]}
     plain = {piece for piece in tokenizer.added if pieces.index(piece) not in silent}
-    beside = silent | set(map(pieces.index, plain))
-    ids = {pieces[id]: row for id, row in new_ids.items() if id not in beside or pieces[id] in SPECIAL}
-    added = {row: pieces[id] for id, row in new_ids.items() if id in beside and not MADE_UP.fullmatch(pieces[id])}
+    unlisted = silent | set(map(pieces.index, plain))
+    ids = {pieces[id]: row for id, row in new_ids.items() if id not in unlisted or pieces[id] in SPECIAL}
+    added = {row: pieces[id] for id, row in new_ids.items() if id in unlisted and not MADE_UP.fullmatch(pieces[id])}
     special = [pieces[id] for id in description["ids"].values()]
     if BOS_ID in new_ids:
         added[new_ids[BOS_ID]] = unused("<start>", dict.fromkeys(pieces))
@@ -220,7 +220,7 @@ def _numbered(
         "tgt_lang": description["target_language"],
         "additional_special_tokens": special,
         "added_tokens_decoder": {
-            str(row): {"content": symbol, "special": symbol not in plain} | PLAIN for row, symbol in added.items()
+            str(row): {"content": token, "special": token not in plain} | PLAIN for row, token in added.items()
         },
     }
     if all(pieces[id] == code for code, id in description["ids"].items()):

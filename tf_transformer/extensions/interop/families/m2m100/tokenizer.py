@@ -123,15 +123,15 @@ class M2M100Tokenizer(PieceTokenizer):
         """Returns ids of source and target languages, each int32 [rows], or 0 where one of both is unknown."""
         languages = [tf.reshape(language, [-1]) for language in self.current_languages()]
         source, target = (tf.broadcast_to(self.op.languages.lookup(language), [rows]) for language in languages)
-        known = (source > 0) & (target > 0)
-        return tf.where(known, source, 0), tf.where(known, target, 0)
+        is_known = (source > 0) & (target > 0)
+        return tf.where(is_known, source, 0), tf.where(is_known, target, 0)
 
     def _with_code(self, side: int, texts: Tensor) -> "tf.RaggedTensor":
         texts = tf.convert_to_tensor(text_tensor(texts))
         code = self._codes(tf.shape(texts)[0])[side]
-        pieces, known = self.target.tokenize(texts), code > 0
-        codes = tf.RaggedTensor.from_row_lengths(tf.boolean_mask(code, known), tf.cast(known, tf.int64))
-        of_known = pieces.with_values(tf.gather(known, pieces.value_rowids()))
+        pieces, is_known = self.target.tokenize(texts), code > 0
+        codes = tf.RaggedTensor.from_row_lengths(tf.boolean_mask(code, is_known), tf.cast(is_known, tf.int64))
+        of_known = pieces.with_values(tf.gather(is_known, pieces.value_rowids()))
         return tf.concat([codes, tf.ragged.boolean_mask(pieces, of_known)], axis=1)
 
     @checked

@@ -60,8 +60,8 @@ def write(translator: TextModel) -> Contents:
     weights.stacks(model)
     for file, name, embedding, tokens in tables:
         # Our ids in Marian's order. Padding is last, but `transformers` requires one id of two vocabularies.
-        others = [*range(FIRST_ID, embedding.vocab_size)]
-        rows = [EOS_ID, UNKNOWN_ID, *others, BOS_ID] if source is None else [EOS_ID, UNKNOWN_ID, BOS_ID, *others]
+        ordinary = [*range(FIRST_ID, embedding.vocab_size)]
+        rows = [EOS_ID, UNKNOWN_ID, *ordinary, BOS_ID] if source is None else [EOS_ID, UNKNOWN_ID, BOS_ID, *ordinary]
         weights.assign(embedding.embeddings, name)
         weights.tensors[name] = weights.tensors[name][rows]
         vocabularies[file] = _numbered(tokens(range(embedding.vocab_size)), rows)
@@ -73,7 +73,7 @@ def write(translator: TextModel) -> Contents:
     weights.assign(bias[np.newaxis], "final_logits_bias")
     if model.embedding.positions == "sinusoidal":
         _reorder(weights.tensors)
-    symbols = {"pad_token_id": padding, "decoder_start_token_id": padding, "eos_token_id": rows.index(EOS_ID)}
+    control_ids = {"pad_token_id": padding, "decoder_start_token_id": padding, "eos_token_id": rows.index(EOS_ID)}
     config = {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
@@ -96,19 +96,19 @@ def write(translator: TextModel) -> Contents:
     search = {"bad_words_ids": [[padding]], "renormalize_logits": True}
     of_layers, of_search, of_tokens = settings_of(translator)
     files = {
-        "config.json": of_layers | config | symbols,
-        "generation_config.json": of_search | symbols | search,
+        "config.json": of_layers | config | control_ids,
+        "generation_config.json": of_search | control_ids | search,
         "tokenizer_config.json": tokens_config | of_tokens,
     }
     return Contents(weights.tensors, files | vocabularies | engines)
 
 
 def _numbered(pieces: Sequence[str], rows: list[int]) -> dict[str, int]:
-    """Returns Marian's ids by token; an id without a token is omitted."""
+    """Returns Marian's ids by token, without ids that have none."""
     padding = pieces[PAD_ID] or unused("<pad>", dict.fromkeys(pieces))
-    own, ids = {EOS_ID: "</s>", UNKNOWN_ID: "<unk>", BOS_ID: padding}, dict[str, int]()
+    controls, ids = {EOS_ID: "</s>", UNKNOWN_ID: "<unk>", BOS_ID: padding}, dict[str, int]()
     for row, id in enumerate(rows):
-        if piece := own.get(id, pieces[id]):
+        if piece := controls.get(id, pieces[id]):
             ids.setdefault(piece, row)
     return ids
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.config import ACTIVATIONS, BadInput, TransformerConfig
-from tf_transformer.extensions.interop.families.checkpoint import SYMBOLS, Checkpoint, Vocabulary, unused
+from tf_transformer.extensions.interop.families.checkpoint import CONTROL_TOKENS, Checkpoint, Vocabulary, unused
 from tf_transformer.extensions.interop.families.hub import readme_of
 from tf_transformer.extensions.interop.families.marian import tokenizer
 from tf_transformer.extensions.interop.families.marian.model import MarianConfig, MarianTransformer
@@ -54,9 +54,10 @@ class MarianCheckpoint(Checkpoint):
 
     def vocabulary(self, side: str) -> Vocabulary:
         settings, (file, ids) = self.settings, self.ids(side)
-        size, more = self.size("vocab_size" if side == "source" else self.target_size), self.symbols(file, ids)
-        symbols = ids | more
-        first = {name: symbols.get(name) for name in SYMBOLS}
+        size = self.size("vocab_size" if side == "source" else self.target_size)
+        added_ids = self.added_ids(file, ids)
+        all_ids = ids | added_ids
+        first = {name: all_ids.get(name) for name in CONTROL_TOKENS}
         # Only a target starts with BOS, so the settings are the target's.
         if side == "source":
             first["<s>"] = first["<pad>"]
@@ -68,12 +69,12 @@ class MarianCheckpoint(Checkpoint):
                 "eos_token_id" if "eos_token_id" in settings else "</s>": settings.get("eos_token_id", end),
                 "<unk>": first["<unk>"],
             }
-        rows = self._rows(file, ids, more, first, size, extra=0)
-        names = {id: piece for piece, id in symbols.items()}
+        rows = self._rows(file, ids, added_ids, first, size, extra=0)
+        names = {id: piece for piece, id in all_ids.items()}
         pieces = [names.get(id, "") for id in rows]
-        pieces[1] = unused("<s>", symbols)
-        codes = [symbol for symbol in self.added if re.fullmatch(">>.*<<", symbol)]
-        added = self.matched(symbols, [*SYMBOLS, *codes, *(names[id] for id in rows[:4] if id in names)])
+        pieces[1] = unused("<s>", all_ids)
+        codes = [token for token in self.added if re.fullmatch(">>.*<<", token)]
+        added = self.matched(all_ids, [*CONTROL_TOKENS, *codes, *(names[id] for id in rows[:4] if id in names)])
         return Vocabulary(pieces, rows, added=added)
 
     def ids(self, side: str) -> tuple[Path, dict[str, Any]]:
@@ -85,18 +86,18 @@ class MarianCheckpoint(Checkpoint):
                 name = "target_vocab.json"
         return self.folder / name, self.read(name)
 
-    def symbols(self, file: Path, ids: Mapping[str, Any]) -> dict[str, int]:
+    def added_ids(self, file: Path, ids: Mapping[str, Any]) -> dict[str, int]:
         """Returns the ids of tokens that were added to the vocabulary in `file`, whose contents are `ids`."""
-        symbols = dict[str, int]()
-        for symbol, token in self.added.items():
-            if symbol in ids:
-                if self.shared and (id := ids[symbol]) != token.id:
-                    raise BadInput(f"{self.folder}: {symbol}: expected the id {id} of {file.name}, got {token.id}")
+        new_ids = dict[str, int]()
+        for name, token in self.added.items():
+            if name in ids:
+                if self.shared and (id := ids[name]) != token.id:
+                    raise BadInput(f"{self.folder}: {name}: expected the id {id} of {file.name}, got {token.id}")
             elif self.shared:
-                symbols[symbol] = token.id
+                new_ids[name] = token.id
             else:
-                raise BadInput(f"{self.folder}: added tokens: expected those of {file.name}, got {symbol!r}")
-        return symbols
+                raise BadInput(f"{self.folder}: added tokens: expected those of {file.name}, got {name!r}")
+        return new_ids
 
     def archive(self) -> dict[str, Any]:
         contents: dict[str, Any] = {name: self.sentencepiece(name) for name in (tokenizer.SOURCE, tokenizer.TARGET)}

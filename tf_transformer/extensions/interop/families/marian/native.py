@@ -89,8 +89,8 @@ class NativeCheckpoint(MarianCheckpoint):
         """File of the weights, which includes the options."""
         names = self.named("models")
         if len(names) != 1 or not names[0].endswith(".npz"):
-            wanted = "expected one file .npz, since neither ensembles nor quantised weights (.bin) are read"
-            raise BadInput(f"{self.folder / DECODER}: models: {wanted}, got {', '.join(names)}")
+            expected = "expected one file .npz, since neither ensembles nor quantised weights (.bin) are read"
+            raise BadInput(f"{self.folder / DECODER}: models: {expected}, got {', '.join(names)}")
         return self.folder / names[0]
 
     @functools.cached_property
@@ -115,7 +115,7 @@ class NativeCheckpoint(MarianCheckpoint):
         used = {piece: id for piece, id in ids if not isinstance(id, int) or id < padding}
         return self.folder / name, used | {unused("<pad>", used): padding}
 
-    def symbols(self, file: Path, ids: Mapping[str, Any]) -> dict[str, int]:
+    def added_ids(self, file: Path, ids: Mapping[str, Any]) -> dict[str, int]:
         return {}
 
     def weights(self) -> tuple[Path, Readers]:
@@ -124,8 +124,8 @@ class NativeCheckpoint(MarianCheckpoint):
             if name == OPTIONS:
                 continue
             if array.dtype.kind != "f":
-                wanted = "expected floating-point weights, since others are not read"
-                raise BadInput(f"{self.settings_file}: {name}: {wanted}, got {array.dtype}")
+                expected = "expected floating-point weights, since others are not read"
+                raise BadInput(f"{self.settings_file}: {name}: {expected}, got {array.dtype}")
             layer = re.fullmatch(r"(encoder|decoder)_l(\d+)_(.*)", name)
             # Padding gets zeros.
             if name in EMBEDDINGS:
