@@ -80,7 +80,7 @@ def test_an_index_of_weights_that_is_wrong(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     places = json.loads(index.read_text())["weight_map"]
     for wrong, message in (
-        (places | {"model.shared.weight": "../model.safetensors"}, "expected names of files beside it"),
+        (places | {"model.shared.weight": "../model.safetensors"}, "expected names of files next to it"),
         (places | {"model.shared.bias": min(places.values())}, "expected files with all tensors .* model.shared.bias"),
         ({name: 7 for name in places}, "index.json: expected the weights of MarianMT"),
         ({"a": "nothing.safetensors"}, "found none at .*nothing.safetensors"),

@@ -90,7 +90,7 @@ REFUSED = {  # what is done to a model, by the message
     "epsilon: expected the same value in all layers, .* got 0.001 and 1e-06": (
         lambda model: setattr(model.decoder_layers[1].feed_forward_norm.norm, "epsilon", 1e-3)
     ),
-    "encoder_0: .* what EncoderLayer does, .* got RestrictedEncoderLayer, whose attend_to_itself": (
+    "encoder_0: .* what EncoderLayer does, .* got RestrictedEncoderLayer, which overrides attend_to_itself": (
         lambda model: setattr(model.encoder_layers[0], "__class__", layers.RestrictedEncoderLayer)
     ),
 }

@@ -152,7 +152,7 @@ REFUSED = {  # the configuration
     "positions: expected sinusoidal, as MarianMT's models have it, got learned": config(positions="learned"),
     "norm_first: expected False, as MarianMT's models have it, got True": config(norm_first=True),
     "expected heads of at most d_model / num_heads=7 numbers .* got num_heads=2, d_k=9, d_v=7": config(d_k=9),
-    "encoder_0: .* what EncoderLayer does, .* got RestrictedEncoderLayer, whose att": config(d_k=6),
+    "encoder_0: .* what EncoderLayer does, .* got RestrictedEncoderLayer, which overrides att": config(d_k=6),
     "activation: expected the same value in all layers, .* got gelu and relu and silu": config(d_k=3, d_v=5),
 }
 

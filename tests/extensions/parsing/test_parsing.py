@@ -304,7 +304,7 @@ def test_attention_of_a_tree(parser):
         ("cat " * 50, None, "expected a sentence of at most 41 tokens, got more"),
         ("He slept .", "(S (NP", r"expected a tree in brackets, got '\(S \(NP'"),
         ("He slept .", "(S (NP (PRP He)))", "expected a tree over 3 words, got one over 1"),
-        ("He slept", "(S (QP (PRP He)) (VBD slept))", r"tokens that the parser knows, got \(QP, \)QP"),
+        ("He slept", "(S (QP (PRP He)) (VBD slept))", r"labels and tags of the parser's trees, got \(QP, \)QP"),
     ]:
         with pytest.raises(tt.BadInput, match=message):
             parser.attention(text, tree)

@@ -18,22 +18,22 @@ OTHER, WORD, LEAF, OPEN, CLOSE, END = range(6)  # kinds of ids
 class Grammar:
     """Restricts lines of ids to trees over given words.
 
-    A word's first subword comes at the start, or after the token of the previous word. A closing bracket closes the
+    A word's first subword comes at the start, or after the tag of the previous word. A closing bracket closes the
     innermost open constituent, which has its label and is not empty. EOS comes when nothing is open. There is always
     room to close what is open.
 
     Args:
-        tokens: The tokenizer's tokens of trees.
+        tokens: Control tokens of a parser's tokenizer.
         vocab_size: Vocabulary size V.
 
     Raises:
-        BadInput: If there are no tokens for words, or an opening bracket has no closing one.
+        BadInput: If there are no tags, or an opening bracket has no closing one.
     """
 
     def __init__(self, tokens: list[str], vocab_size: int) -> None:
         ids = {token: FIRST_ID + i for i, token in enumerate(tokens)}
         kinds = [OTHER] * UNKNOWN_ID + [WORD] * (vocab_size - UNKNOWN_ID)
-        closing = [-1] * vocab_size  # by opening bracket
+        closing = [-1] * vocab_size  # ids of closing brackets by those of opening ones
         kinds[EOS_ID] = END
         for token, id in ids.items():
             kinds[id] = {"(": OPEN, ")": CLOSE}.get(token[0], LEAF)
@@ -65,7 +65,7 @@ class Grammar:
             closing = gather(closing_of, gather(ids, ops.maximum(innermost, 0), batch_dims=2))
             opened = position - 1 - _last((kinds != OTHER) & ~opens)  # opening brackets at the end
             room = gather(max_length, row)[:, None] - position - 1  # after the next token
-            # After an opening bracket there must be room for the other words and tokens, all closing brackets and EOS.
+            # After an opening bracket there must be room for the other words and tags, all closing brackets and EOS.
             needed = 2 * total - words - leaves + depth + 2
             may = dict.fromkeys(range(6), ops.zeros_like(word_is_next)) | {  # below: one word, one closing bracket
                 LEAF: needs_tag,

@@ -28,7 +28,7 @@ SEPARATORS = ("Zs", "Zl", "Zp", "Cc")  # white space and control characters, whe
 
 @dataclass(frozen=True)
 class TreebankSource(Source):
-    """Bracketed trees, with the options of a `TreebankCorpus`. Sources are their words, targets their tokens."""
+    """Bracketed trees, with the options of a `TreebankCorpus`. Sources are words, targets linearized trees."""
 
     files: Files
     tags: bool = True
@@ -65,7 +65,7 @@ class TreebankSource(Source):
 
     def encoder(self, tokenizer: Tokenizer) -> Encode:
         if not tokenizer.control_tokens:
-            raise BadInput("tokenizer: expected one with the tokens of trees as controls, got one without")
+            raise BadInput("tokenizer: expected one with the tokens of trees as control tokens, got one without")
         return encoder_of(tokenizer)
 
     def learned(self, references: Sequence[str]) -> list[str]:
@@ -82,7 +82,7 @@ def TreebankCorpus(
         train: Files of trees.
         dev: Files of trees to validate on.
         test: Files of trees to score the result with. Defaults to the dev files.
-        tags: Learn each word's tag; otherwise XX for every word.
+        tags: Whether to learn each word's tag. If not, every word gets XX.
         extra: Files of trees that another parser made, as additional training data.
         ratio: Number of extra trees per gold tree.
 
@@ -144,7 +144,7 @@ def split_words(text: bytes) -> list[str]:
 def encoder_of(tokenizer: Tokenizer) -> Encode:
     """Returns a function from texts, and linearized trees with spaces between their tokens, to the ids of each.
 
-    In a target each word's first subword precedes its brackets and its token. It tells the decoder which word comes
+    In a target each word's first subword precedes its brackets and its tag. It tells the decoder which word comes
     next, so the decoder does not have to count.
     """
     tokens = {token: id for id, token in enumerate(tokenizer.control_tokens, FIRST_ID)}
@@ -160,7 +160,7 @@ def encoder_of(tokenizer: Tokenizer) -> Encode:
             target = list(itertools.islice(firsts, 1))
             for token in line.decode().split():
                 target.append(tokens.get(token, UNKNOWN_ID))
-                if token[0] not in "()":  # a word's token, after which the next word begins
+                if token[0] not in "()":  # a tag, which the next word follows
                     target += itertools.islice(firsts, 1)
             targets.append(target)
         return sources, targets

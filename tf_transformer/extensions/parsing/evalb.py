@@ -71,8 +71,8 @@ def score(gold: "Tree", test: "Tree") -> Score:
     """Counts one sentence's brackets.
 
     A bracket is a constituent's label with its first and its last word. Roots, punctuation and constituents of only
-    punctuation do not count. The gold tags decide for both trees which words are punctuation. (EVALB takes each tree's
-    own tags, and skips sentences where the remaining words then differ.)
+    punctuation do not count. The gold tags decide for both trees which words are punctuation. (EVALB takes the tags
+    of each tree, and skips sentences where the remaining words then differ.)
 
     Raises:
         BadInput: If these are not trees over the same words.

@@ -16,7 +16,7 @@ from tf_transformer.utils.type_names import Tensor
 
 
 def read(text: Tensor, tokenizer: Tokenizer, most: int) -> ParserInput:
-    """Reads texts [B]; words beyond the first `most` subwords are omitted. Like `Parser.read`."""
+    """Reads texts [B], without words beyond the first `most` subwords. Like `Parser.read`."""
     # These classes are those of `SEPARATORS`, so that the graph and Python see the same words.
     words = tf.strings.split(tf.strings.regex_replace(valid_text(text), r"[\p{Z}\p{Cc}]+", " "))
     plain = words.flat_values
@@ -43,7 +43,7 @@ def read(text: Tensor, tokenizer: Tokenizer, most: int) -> ParserInput:
 
 
 def trees(ids: Tensor, source: ParserInput, grammar: Grammar, written: list[str]) -> Any:
-    """Converts ids [B, L] of well-formed lines of tokens to trees [B]. Like `Parser.tree`."""
+    """Converts ids [B, L] of linearized trees to trees [B]. Like `Parser.tree`."""
     words = source.words
     for pattern, replacement in ESCAPES:
         words = tf.strings.regex_replace(words, pattern, replacement)
@@ -60,7 +60,7 @@ def trees(ids: Tensor, source: ParserInput, grammar: Grammar, written: list[str]
 
 
 class ParserExport(Root):
-    """A parser's SavedModel, which fixes the search options. `metadata` are additional answers of `model_info`."""
+    """A parser's SavedModel, which fixes the search options. `metadata` are additional values of `model_info`."""
 
     def __init__(self, parser: Any, **metadata: Any) -> None:
         def parse(text: Tensor) -> Any:

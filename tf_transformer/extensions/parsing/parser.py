@@ -1,8 +1,8 @@
 """English constituency parsing (section 6.3): words in, a tree over these words out.
 
-The target is the tree as a line of tokens (`treebank.linearised`), which are control tokens of the tokenizer, with
-each word's first subword before its brackets and its token (`corpus.encoder_of`). White space separates the words of
-a text. "(" and "-LRB-" are the same word.
+The target is the linearized tree (`treebank.linearised`), whose tokens are control tokens of the tokenizer, with each
+word's first subword before its brackets and its tag (`corpus.encoder_of`). White space separates the words of a text.
+"(" and "-LRB-" are the same word.
 """
 
 import math
@@ -70,7 +70,7 @@ class Parser(Immutable, Engine):
         self.tokenizer = translator.tokenizer
         config = translator.model.config
         self.max_length: int = config.max_length if config.positions == "learned" else MOST
-        # A word takes at least its first subword and its token.
+        # A word takes at least its first subword and its tag.
         self.most_pieces = min(translator.max_source_length, (self.max_length - 1) // 2)
         tokens = self.tokenizer.control_tokens
         self.grammar = Grammar(tokens, self.tokenizer.vocab_size)
@@ -94,7 +94,7 @@ class Parser(Immutable, Engine):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The search options, by name."""
+        """Search options by name."""
         return self.translator.options
 
     @property
@@ -184,7 +184,7 @@ class Parser(Immutable, Engine):
             raise BadInput(f"expected a tree over {int(read.count[0])} words, got one over {len(tree.leaves())}")
         tokens = linearised(tree, tags != {NO_TAG})
         if unknown := set(tokens) - set(self.tokenizer.control_tokens):
-            raise BadInput(f"expected a tree of tokens that the parser knows, got {', '.join(sorted(unknown))}")
+            raise BadInput(f"expected labels and tags of the parser's trees, got {', '.join(sorted(unknown))}")
         _, (ids,) = encoder_of(self.tokenizer)([encoded(source)], [" ".join(tokens).encode()])
         return self.translator.attention_of(read.ids, self.translator.ended("tree", ids))
 
@@ -253,7 +253,7 @@ class Parser(Immutable, Engine):
         savedmodel.save_export(self.export(**metadata), path, checked)
 
     def export(self, **metadata: Any) -> "in_graph.ParserExport":
-        """Returns the export that `save` writes, with `metadata` as additional answers of its `model_info`."""
+        """Returns the export that `save` writes, with `metadata` as additional values of its `model_info`."""
         model, metadata = self.translator.model.merged(), self.translator.export_options | metadata
         return in_graph.ParserExport(self if model is self.translator.model else self.replace(model=model), **metadata)
 

@@ -2,7 +2,7 @@
 
 A tree is an `nltk.Tree` (`pip install "tf-transformer[parsing]"`). The normal form is the usual one for the Wall Street
 Journal: the root is TOP, function labels are cut (NP-SBJ, PP=2), traces and other null elements (-NONE-) are removed
-together with every constituent that this empties, and each word has its own tag.
+together with every constituent that this empties, and each word has a separate tag.
 
 Reading accepts the Penn Treebank's escapes: -LCB- for {, and a backslash before a slash or a star. Writing uses
 `ESCAPES`.
@@ -92,7 +92,7 @@ def wsj_files(folder: str | os.PathLike[str], sections: Iterable[int]) -> list[P
 
 
 def read_tree(text: str) -> "Tree":
-    """Reads a normalized tree from a text. A word may have its own brackets: (PRP (She)).
+    """Reads a normalized tree from a text. A word may be in brackets: (PRP (She)).
 
     Raises:
         BadInput: If the text is not a tree or has a constituent without words, or if nltk is not installed.
@@ -123,7 +123,7 @@ def _tree_of(text: str) -> "Tree":
 
 
 def as_line(tree: "Tree") -> str:
-    """Writes a tree as one line of text. Inverse of `read_tree`."""
+    """Writes a tree in one line. Inverse of `read_tree`."""
     parts = []
     # Loops, here and below: a comprehension takes another frame of Python's stack at each level of a deep tree.
     for part in tree:
@@ -228,7 +228,7 @@ def to_tree(tokens: list[str], words: list[str]) -> "Tree":
     """Converts tokens and their words to a normalized tree. Inverse of `linearised`.
 
     Repairs ill-formed lines from left to right. A closing bracket closes the innermost open constituent with its label
-    and everything inside. Brackets that close nothing and tokens without a word are dropped. At the end, open
+    and everything inside. Brackets that close nothing and tags without a word are dropped. At the end, open
     constituents are closed, missing words are put under the root with the tag XX, and empty constituents are removed.
     """
     import_extra("nltk", "parsing", "a tree")

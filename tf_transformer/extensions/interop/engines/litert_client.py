@@ -48,11 +48,11 @@ class Translation(NamedTuple):
     score: float  # log-probability / length penalty
     log_prob: float
     finished: bool  # ends with EOS
-    length: int  # in tokens, without EOS
+    length: int  # number of tokens, without EOS
 
 
 class _Translator(abc.ABC):
-    """Base class of the translators for both runtimes; `LiteRTTranslator` describes arguments and attributes."""
+    """Base class of the translators for both runtimes. See `LiteRTTranslator` for arguments and attributes."""
 
     KIND: str  # for messages
     MODEL: str  # file name
@@ -208,7 +208,7 @@ class LiteRTTranslator(_Translator):
     """Translator for a directory that `Translator.save(path, format="litert")` wrote.
 
     `LiteRTTranslator("litert/demo/1")("Hello world.")` returns "Hallo Welt.". One object translates one text at a time:
-    threads that share it wait for each other. Give each thread its own object to translate in parallel.
+    threads that share it wait for each other. To translate in parallel, give each thread an object.
 
     Args:
         path: Directory of the export, or of its versions, which means the newest.
@@ -354,7 +354,7 @@ def _ids(outputs: dict[str, np.ndarray]) -> list[list[int]]:
 
 @contextlib.contextmanager
 def _reading(path: Path, kind: str) -> Iterator[None]:
-    """Raises errors about the contents of a directory as a `ValueError` of one line."""
+    """Raises errors about the contents of a directory as a one-line `ValueError`."""
     try:
         yield
     except Exception as error:
@@ -488,7 +488,7 @@ def option(text: str) -> tuple[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="directory of an export, such as litert/demo/1; litert/demo means the newest")
+    parser.add_argument("folder", help="directory of an export, such as litert/demo/1, or of its versions (the newest)")
     parser.add_argument("--n-best", type=int, help="number of translations of each text")
     usage = "option of the search, such as length_penalty=1 or target_language=de. Repeatable."
     parser.add_argument("--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=usage)
@@ -530,7 +530,7 @@ def _lines(file: Any) -> Iterator[list[bytes]]:
 
 if __name__ == "__main__":
     for stream in ("stdout", "stderr"):
-        # A closed stream, as by `2>&-`, leaves its number to the next file that is opened.
+        # A closed stream (`2>&-`) is replaced, so that no other file takes its number.
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"

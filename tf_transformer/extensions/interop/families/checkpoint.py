@@ -1,4 +1,4 @@
-"""Pretrained checkpoints as Hugging Face's `transformers` writes them: what all families share."""
+"""Base of the families: pretrained checkpoints in the format of Hugging Face's `transformers`."""
 
 import dataclasses
 import functools
@@ -29,8 +29,8 @@ from tf_transformer.tokenizers.tokenizer import EOS_ID
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.reading import check_file, made_of, read_bytes, read_json, reading
 
-MAX_TOKENS = 2**24  # of a vocabulary without weights
-POSITIONS = 1024  # minimum size of the position table; `transformers` reads no longer texts
+MAX_TOKENS = 2**24  # maximum size of a vocabulary without weights
+POSITIONS = 1024  # minimum size of the position table, since `transformers` reads no longer texts
 CONTROL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 TABLES = [f"model.{module}.weight" for module in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
 # Fields of a configuration, and their names in config.json.
@@ -61,7 +61,7 @@ ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 class Vocabulary(NamedTuple):
     """A checkpoint's vocabulary by our ids: padding, BOS, EOS, unknown, then the checkpoint's others in its order."""
 
-    pieces: list[str]  # by our id; "" if the checkpoint has none
+    pieces: list[str]  # tokens by our id, "" if the checkpoint has none
     rows: list[int]  # the checkpoint's ids, by ours
     languages: Mapping[str, int] = {}  # our ids, by code
     silent: Sequence[int] = ()  # our ids without a text
@@ -79,8 +79,8 @@ class Added(NamedTuple):
 class Checkpoint:
     """A pretrained checkpoint in a directory. Each of its files is read once, when it is first used.
 
-    A family derives from it and defines `vocabulary` and `archive`. Anything wrong with a file raises a `BadInput` of
-    one line.
+    A family derives from it and defines `vocabulary` and `archive`. Anything wrong with a file raises a one-line
+    `BadInput`.
 
     Attributes:
         config_kind, model_kind, tokenizer_kind: Classes of the family.
@@ -219,7 +219,7 @@ class Checkpoint:
     def options(self) -> dict[str, Any]:
         """Returns options of the search that mean the same here: beam_size, at most a request's, and max_length."""
         settings = self.settings | self.said("generation_config.json")
-        # There max_length also counts what starts a target.
+        # `transformers` also counts the tokens that start a target.
         first = 1 + self.tokenizer_kind.num_language_tokens
         stated = {"beam_size": (settings.get("num_beams"), 0), "max_length": (settings.get("max_length"), first)}
         options = {name: value - less for name, (value, less) in stated.items() if type(value) is int and value > less}
@@ -239,7 +239,7 @@ class Checkpoint:
     def _rows(
         self, file: Path, ids: dict[str, Any], more: dict[str, Any], first: dict[str, Any], size: int, extra: int
     ) -> list[int]:
-        """Returns the checkpoint's ids by ours, after checking that each token has its own.
+        """Returns the checkpoint's ids by ours, after checking that no two tokens share one.
 
         `ids` are those in the vocabulary's `file`, and `more` those of other tokens. `first` has the ids of padding,
         BOS, EOS and unknown token, by the setting or token that defines them. `extra` of them are also other tokens.

@@ -19,7 +19,7 @@ from tf_transformer.utils.reading import parse_yaml, read_json
 INDEX = "model.safetensors.index.json"  # names the files of sharded weights
 WEIGHTS = ("model.safetensors", INDEX, "tf_model.h5", "pytorch_model.bin")  # One of them is enough.
 PATTERNS = ("*.json", "*.spm", "*.bpe.model", "README.md")
-HEAD_BYTES = 2**16  # of README.md, which may start with YAML
+HEAD_BYTES = 2**16  # The YAML at the start of README.md is shorter.
 
 
 def folder_of(name: str | os.PathLike[str], owner: str = "", revision: str | None = None) -> Path:
@@ -34,7 +34,7 @@ def folder_of(name: str | os.PathLike[str], owner: str = "", revision: str | Non
             local directory.
 
     Raises:
-        BadInput: If there is no such directory and no such model, or the hub cannot be reached.
+        BadInput: If neither a directory nor a model has this name, or if the hub cannot be reached.
     """
     path, name = user_path(name), os.fspath(name)
     if path.is_dir():
@@ -51,7 +51,7 @@ def folder_of(name: str | os.PathLike[str], owner: str = "", revision: str | Non
             folder = Path(huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=patterns))
             if (folder / weights).is_file():
                 return folder
-    # The package raises its own errors and those of its dependencies, with a hundred lines about sockets.
+    # The package also raises errors of its dependencies, with a hundred lines about sockets.
     except Exception as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         reason = re.sub(r"^.*\b\w*(?:Connect|Timeout)\w*: ", "no connection to the hub: ", reason)
@@ -65,12 +65,12 @@ def folder_of(name: str | os.PathLike[str], owner: str = "", revision: str | Non
 def origin_of(name: str | os.PathLike[str], folder: Path) -> dict[str, str]:
     """Returns the origin of a checkpoint, for `model_info` and tf_transformer.json.
 
-    "origin" is its name, as the user gave it, and "commit" the hub's, which identifies a state of its files. "license",
+    "origin" is the name from the user, and "commit" the hub's, which identifies a state of its files. "license",
     "languages", "source_language" and "target_language" come from tokenizer_config.json and README.md in `folder`.
     """
     path = user_path(name)
     metadata = {"origin": path.resolve().name if path.is_dir() else os.fspath(name)}
-    if folder.parent.name == "snapshots":  # in the hub's cache
+    if folder.parent.name == "snapshots":  # the hub's cache
         metadata["commit"] = folder.name
     head: Any = {}
     # YAML between the first two lines "---" of README.md.
@@ -111,7 +111,7 @@ def _is_checkpoint(path: str) -> bool:
 
 
 def from_checkpoint(name: Any, family: str | None = None, revision: str | None = None) -> Rebuilt:
-    """Loads a pretrained model; the arguments are those of `Translator.from_pretrained`."""
+    """Loads a pretrained model. Takes the arguments of `Translator.from_pretrained`."""
     kinds, name = [family_named(family)] if family else families(), os.fspath(name)
     owner = next((kind.owner for kind in kinds if kind.owner), "")
     folder = folder_of(name, owner, revision)

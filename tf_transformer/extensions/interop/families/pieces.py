@@ -1,4 +1,4 @@
-"""Tokenizers of checkpoints: SentencePiece splits texts into tokens, and a table of their own numbers these."""
+"""Tokenizers of checkpoints: SentencePiece splits texts into tokens, and a table of the checkpoint has their ids."""
 
 import io
 import itertools
@@ -23,7 +23,7 @@ else:
     tf = lazily("tensorflow", "a tokenizer of tensors")
 
 VOCABULARY, ADDED = "vocabulary.json", "tokens.json"
-# White space at the end of a text, as in `str.rstrip`. SentencePiece itself only ignores spaces.
+# Trailing white space, like that of `str.rstrip`. SentencePiece itself only ignores spaces.
 END_SPACE = r"[\p{Z}\t-\r\x{1C}-\x{1F}\x{85}]+$"
 
 
@@ -108,10 +108,10 @@ class PieceTokenizer(Tokenizer):
             and other files of a subclass, as from `archive_of`.
     """
 
-    kind = ""  # of checkpoint, for messages
+    kind = ""  # name of the checkpoint's kind, for messages
     source: PieceTable
     target: PieceTable
-    texts: list[bytes]  # by id
+    texts: list[bytes]  # one per id
 
     def __init__(self, model: bytes) -> None:
         with reading("vocabulary", f"a tokenizer of {self.kind}"):

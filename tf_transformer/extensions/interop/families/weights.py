@@ -18,7 +18,7 @@ from tf_transformer.utils.reading import check_archive, check_file, check_h5, re
 
 # Each tensor is read when it is used, so that a large model is in memory once, not twice.
 Readers = dict[str, Callable[[], np.ndarray]]
-ROWS_AT_ONCE = 4_096  # of an embedding table
+ROWS_AT_ONCE = 4_096  # number of rows of an embedding table
 NO_SHARE = -30.0  # A bias: e^-30 is 0 in float32, and -30 is a small term in label smoothing.
 SINUSOIDS = {
     f"model.{side}.embed_positions.{name}" for side in ("encoder", "decoder") for name in ("weight", "weights")
@@ -26,7 +26,7 @@ SINUSOIDS = {
 
 
 def read_weights(file: Path, kind: str) -> Readers:
-    """Returns the tensors of one of the files in `WEIGHTS`; `kind` of checkpoint is for messages."""
+    """Returns the tensors of one of the files in `WEIGHTS`. `kind` is the checkpoint's, for messages."""
     with reading(check_file(file), f"the weights of {kind}"):
         return READERS[file.name](file)
 
@@ -43,7 +43,7 @@ def _read_index(index: Path) -> Readers:
     readers = Readers()
     for name in sorted(set(files.values())):
         if Path(name).name != name:
-            raise ValueError(f"expected names of files beside it, got {name}")
+            raise ValueError(f"expected names of files next to it, got {name}")
         file = check_file(index.with_name(name))
         with reading(file, "weights"):
             readers |= _read_safetensors(file)
@@ -75,7 +75,7 @@ def _read_h5(path: Path) -> Readers:
 
 
 def _read_torch(path: Path) -> Readers:
-    without = "without a model.safetensors beside it, which `save_pretrained` writes"
+    without = "without a model.safetensors next to it, which `save_pretrained` writes"
     torch = import_extra("torch", "torch", f"{path}: reading it {without},")
     # Before 2.6 a file could run code, in spite of `weights_only` (CVE-2025-32434).
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):

@@ -31,7 +31,7 @@ def _save_ctranslate2(
 def _save_portable(
     module: Any, model: Any, path: Any, dtype: str | None = None, checked: bool = False, **options: Any
 ) -> None:
-    # A model that was loaded keeps the limit of its export, as in `Translator.export`.
+    # A loaded model keeps the limit of its export, like `Translator.export`.
     limits = {name: value for name, value in getattr(model, "export_options", {}).items() if name == "max_length"}
     module.save(model, path, dtype, checked=checked, **(limits | options))
 

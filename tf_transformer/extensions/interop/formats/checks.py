@@ -1,4 +1,4 @@
-"""What formats check before they write: that another project computes what the model does."""
+"""Checks of formats before they write: whether another project computes what the model does."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def norms(layer: keras.layers.Layer) -> list[Any]:
 
 
 def check_layers(model: Transformer) -> None:
-    """Checks that every layer computes what the paper's or a family's does; options may differ."""
+    """Checks that every layer computes what the paper's or a family's does. Options may differ."""
 
     def check(layer: keras.layers.Layer, kind: type, *methods: str) -> None:
         kinds = (kind, *(family.model for family in families()))
@@ -57,7 +57,7 @@ def check_layers(model: Transformer) -> None:
             if getattr(type(layer), method, None) not in [getattr(known, method, None) for known in kinds]:
                 raise BadInput(
                     f"{layer.path}: expected a layer that computes what {kind.__name__} does, since this format "
-                    f"has no other, got {type(layer).__name__}, whose {method} is its own"
+                    f"has no other, got {type(layer).__name__}, which overrides {method}"
                 )
 
     check(model, Transformer, "embed_source", "encode", "decode", "decode_step", "logits")

@@ -97,7 +97,7 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
     check_layers(model)
 
     def array(x: Tensor) -> Any:
-        # A copy: CTranslate2 quantizes in place.
+        # CTranslate2 quantizes in place, so this is a copy.
         return np.array(ops.convert_to_numpy(x), ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
     layers = [*model.encoder_layers, *model.decoder_layers]

@@ -1,6 +1,6 @@
 """Export to a checkpoint for Hugging Face's `transformers`. Needs `pip install "tf-transformer[hub]"`.
 
-A model of the paper becomes one of the nearest family. A fine-tuned model of a family stays one. Weights and token ids
+A model of the paper becomes one of the nearest family. A fine-tuned model keeps its family. Weights and token ids
 are the same. Its search differs, as docs/guides/transformers.md describes.
 """
 
@@ -30,8 +30,8 @@ from tf_transformer.utils.terminal import say
 from tf_transformer.utils.version import __version__
 
 DTYPES = ("float32", "bfloat16", "float16")
-EPSILON = 1e-5  # of layer normalization in `transformers`
-TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}  # of logits, relative to the largest
+EPSILON = 1e-5  # epsilon of layer normalization in `transformers`
+TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}  # difference of logits, relative to the largest
 AT_ONCE = 64  # ids per text of a check
 IN_CARD_ELSEWHERE = {"license", "languages", "n_best", "max_beam_size", "max_length", *LANGUAGES}
 
@@ -157,7 +157,7 @@ def _card(translator: TextModel, name: str) -> str:
     options = target = ""
     if known:
         languages: tuple[Any, ...] = (known[0], known[-1])
-        # The translator may have no languages of its own.
+        # The translator may have no current languages.
         with contextlib.suppress(BadInput):
             languages = translator.tokenizer.current_languages()
         tokenizer = translator.tokenizer.with_languages(*languages)
@@ -186,7 +186,7 @@ def _card(translator: TextModel, name: str) -> str:
         f"tokenizer.batch_decode(model.generate(**batch{target}), skip_special_tokens=True)",
         "```",
         "",
-        "`tt.load` of tf_transformer opens it, too.",
+        "`tt.load` of tf_transformer also opens it.",
         "",
         "| | |",
         "|---|---|",

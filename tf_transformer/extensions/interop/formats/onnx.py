@@ -30,7 +30,7 @@ NORMS: tuple[Any, ...] = (
     ("Add", ("Mul", ("Mul", _CENTERED, _INVERSE), "gamma"), "beta"),
     ("Add", ("Mul", _CENTERED, ("Mul", _INVERSE, "gamma")), "beta"),
 )
-# Of tf2onnx's optimizers, those that the passes here need. onnxruntime has its own, and all took seven times as long.
+# The optimizers of tf2onnx that the passes here need. All took seven times as long, and onnxruntime has others.
 OPTIMIZERS = ("ConstFoldOptimizer", "IdentityOptimizer", "MergeDuplicatedNodesOptimizer")
 OPSET = 17  # onnxruntime 1.12 or later
 MOST = 2**31  # protobuf's maximum size in bytes, for a graph with weights in float32
@@ -295,7 +295,7 @@ def _tables(graph: Any) -> list[tuple[str, str]]:
 
 
 def store_integers(graph: Any, table: str, weights: str) -> None:
-    """Looks up embeddings in the 8-bit softmax weights of a quantized graph; without them ("") in an 8-bit table."""
+    """Looks up embeddings in the 8-bit softmax weights of a quantized graph, or in an 8-bit table if it has none ("")."""
     from onnx import TensorProto, helper, numpy_helper
 
     integers, scales = (f"{weights or table}_{part}" for part in ("quantized", "scale"))

@@ -1,6 +1,6 @@
 """Exports of the whole search, from token ids to the ids of the best outputs, for LiteRT and ONNX.
 
-SentencePiece's library converts between texts and ids, as in `engines.litert_client`.
+SentencePiece's library converts between texts and ids, like `engines.litert_client`.
 """
 
 import abc
@@ -79,8 +79,8 @@ class Portable(abc.ABC):
                 first two of a multilingual model are the defaults of calls. They default to the translator's.
 
         Raises:
-            BadInput: If an argument is out of range, the engine does not support the model, a multilingual model lacks
-                a language, a package is not installed, or a check fails.
+            BadInput: If an argument is out of range, the engine does not support the model, a multilingual model
+                has no language, a package is not installed, or a check fails.
             FileExistsError: If `path` exists.
         """
         require_tensorflow(f"an export to {self.engine}")

@@ -1,4 +1,4 @@
-"""The family of M2M100 and NLLB-200: how its checkpoints are read, and how a model of it becomes one."""
+"""Reads and writes checkpoints of M2M100 and NLLB-200."""
 
 import itertools
 import re
@@ -11,8 +11,8 @@ import numpy as np
 from tf_transformer.config import ACTIVATIONS, BadInput, TransformerConfig
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.extensions.interop.families.checkpoint import (
-    PLAIN,
     CONTROL_TOKENS,
+    PLAIN,
     TABLES,
     Checkpoint,
     Vocabulary,
@@ -28,7 +28,7 @@ from tf_transformer.tokenizers.piece_engine import engine_of
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID
 from tf_transformer.utils.reading import check_kinds
 
-CONTROL_IDS = {"pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 2}  # with their defaults
+CONTROL_IDS = {"pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 2}  # defaults
 DEFAULTS = {"activation_function": "relu", "attention_dropout": 0.1, "scale_embedding": True, "vocab_size": 128112}
 DEFAULTS |= CONTROL_IDS
 ALLOWED = {"model_type": ("m2m_100",), "activation_function": ACTIVATIONS, "tie_word_embeddings": (True,)}
@@ -62,7 +62,7 @@ tam_Taml tat_Cyrl tel_Telu tgk_Cyrl tgl_Latn tha_Thai tir_Ethi taq_Latn taq_Tfng
 tum_Latn tur_Latn twi_Latn tzm_Tfng uig_Arab ukr_Cyrl umb_Latn urd_Arab uzn_Latn vec_Latn vie_Latn war_Latn wol_Latn
 xho_Latn ydd_Hebr yor_Latn yue_Hant zho_Hans zho_Hant zul_Latn
 """
-BY_NAME = {"m2m100": M2M100, "wmt21": WMT21}  # by the value of "language_codes" in tokenizer_config.json
+BY_NAME = {"m2m100": M2M100, "wmt21": WMT21}  # keys are values of "language_codes" in tokenizer_config.json
 
 
 class M2M100Checkpoint(Checkpoint):
@@ -124,7 +124,7 @@ class M2M100Checkpoint(Checkpoint):
             language_tokens |= {token[2:-2]: token for token in stated}
         else:
             if legacy := settings.get("legacy_behaviour"):
-                raise BadInput(f"{file}: legacy_behaviour: expected false, with languages first; got {legacy!r}")
+                raise BadInput(f"{file}: legacy_behaviour: expected false, with languages first, got {legacy!r}")
             file, engine = self.folder / PIECES, engine_of(self.sentencepiece(PIECES))
             # SentencePiece's first three tokens are control tokens.
             pieces = [engine.id_to_piece(id) for id in range(3, engine.vocab_size())]

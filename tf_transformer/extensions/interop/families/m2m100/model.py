@@ -1,13 +1,13 @@
 """M2M100 models, and NLLB-200 models, which differ in sizes and vocabulary, in our layers. Needs
 `pip install "tf-transformer[hub]"`.
 
-They differ from Marian's in three points. Normalization comes before each sub-layer, x + Sublayer(LayerNorm(x)), and
-once more after each stack. Positions start with a number above 0. The longest wavelength of the sinusoids is
+They differ from Marian's in three points. Normalization precedes each sub-layer, x + Sublayer(LayerNorm(x)), and
+also follows each stack. Positions start with a number above 0. The longest wavelength of the sinusoids is
 2 pi * 10000, which the paper's approaches.
 
 The first token of a source is its language, and so is a target's, after BOS. A checkpoint starts targets with EOS. Our
 BOS is a separate token with the same row of the embedding table, as for Marian, and so is our padding. The checkpoint's
-own padding remains a token with a probability.
+padding remains a token with a probability.
 """
 
 from dataclasses import dataclass

@@ -37,7 +37,7 @@ def write(translator: TextModel) -> Contents:
 
     Marian's layers differ from the paper's:
 
-    - All sines come before all cosines, which reorders the axes of d_model in every weight.
+    - All sines precede all cosines, which reorders the axes of d_model in every weight.
     - Padding is also BOS, and gets BOS's row of the embedding table. Its probability is 0. In the paper's models both
       have one, about that of label smoothing.
     - Projections have biases, here zeros. Layer normalization's epsilon is 1e-5, and in the paper's models 1e-6.
@@ -134,5 +134,5 @@ FAMILY = Family(
     recognizes=lambda folder: (folder / SOURCE).is_file(),
     load=lambda folder: checkpoint_in(folder).load(),
     write=write,
-    owner="Helsinki-NLP",  # of OPUS-MT's models
+    owner="Helsinki-NLP",  # OPUS-MT
 )

@@ -29,7 +29,7 @@ ALLOWED = {
     "static_position_embeddings": (True,),
     "tie_word_embeddings": (True,),
 }
-ALIGNED = re.compile(rb"^\W*model:\W*transformer(-\w+)?-align\b", re.MULTILINE)  # in OPUS-MT's README.md
+ALIGNED = re.compile(rb"^\W*model:\W*transformer(-\w+)?-align\b", re.MULTILINE)  # a line of OPUS-MT's README.md
 
 
 class MarianCheckpoint(Checkpoint):

@@ -32,8 +32,8 @@ class MarianConfig(TransformerConfig):
         num_decoder_heads: its attention heads.
         decoder_d_ff: width of its feed-forward hidden layers.
         scale_embedding: whether embeddings are multiplied by sqrt(d_model).
-        source_vocab_size: size of the source vocabulary, which then has separate embeddings; `None` if it is shared.
-        alignment_heads: the heads of the last layer, the first ones, that were trained to align; `None` means none.
+        source_vocab_size: size of a source vocabulary with separate embeddings. `None` if the vocabulary is shared.
+        alignment_heads: number of heads, the first of the last layer, that were trained to align. `None` means none.
     """
 
     num_decoder_heads: Count = 8

@@ -89,7 +89,7 @@ class NativeCheckpoint(MarianCheckpoint):
         """File of the weights, which includes the options."""
         names = self.named("models")
         if len(names) != 1 or not names[0].endswith(".npz"):
-            expected = "expected one file .npz, since neither ensembles nor quantised weights (.bin) are read"
+            expected = "expected one file .npz, since neither ensembles nor quantized weights (.bin) are read"
             raise BadInput(f"{self.folder / DECODER}: models: {expected}, got {', '.join(names)}")
         return self.folder / names[0]
 

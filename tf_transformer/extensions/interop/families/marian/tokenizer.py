@@ -51,7 +51,7 @@ class MarianTokenizer(PieceTokenizer):
 
 
 class _Side(PieceTable):
-    """The table of sources or targets, which may start with a code."""
+    """Table for sources or targets, which may start with a code."""
 
     def split(self, texts: list[str]) -> list[list[str]]:
         codes = [re.match(CODE, text) for text in texts]
