@@ -40,20 +40,23 @@ def main(argv=None) -> dict:
     compiled = Compilations()
     translator = tt.load(args.run, batch_size=32)
     lines = args.source.read_text(encoding="utf-8").splitlines()[: args.sentences]
-    few = lines[:: -(-len(lines) // args.one_by_one)]
+    sample = lines[:: -(-len(lines) // args.one_by_one)]
 
-    def alone():
-        return [translator(line) for line in few]
+    def one():
+        return [translator(line) for line in sample]
 
-    found = {"backend": backend, "threads": args.threads, "cores": os.cpu_count()}
-    for name, count, translate in (("batches", len(lines), lambda: translator(lines)), ("one", len(few), alone)):
+    result = {"backend": backend, "threads": args.threads, "cores": os.cpu_count()}
+    for name, count, translate in (
+        ("batches", len(lines), lambda: translator(lines)),
+        ("one", len(sample), one),
+    ):
         first = timed(translate)
         again = min(timed(translate) for _ in range(args.repeats))
-        found |= {f"{name}_per_second": round(count / again, 1), f"{name}_first_seconds": round(first, 1)}
-    found["compiled"] = compiled.count
-    found["outputs"] = hashlib.sha256(json.dumps(translator(lines)).encode()).hexdigest()[:12]
-    print(json.dumps(found))
-    return found
+        result |= {f"{name}_per_second": round(count / again, 1), f"{name}_first_seconds": round(first, 1)}
+    result["compiled"] = compiled.count
+    result["outputs"] = hashlib.sha256(json.dumps(translator(lines)).encode()).hexdigest()[:12]
+    print(json.dumps(result))
+    return result
 
 
 def timed(function) -> float:

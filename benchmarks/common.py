@@ -64,25 +64,25 @@ def parser(program: str, description: str, dtypes=("float32", "bfloat16")) -> ar
     def formatter(prog):
         return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=110)
 
-    made = argparse.ArgumentParser(
+    program_parser = argparse.ArgumentParser(
         f"python -m benchmarks.{program}", description=description, formatter_class=formatter
     )
-    add = made.add_argument
+    add = program_parser.add_argument
     add("--config", default="base", choices=WORKS, help="sizes of the model and of the work (base)")
     if dtypes:
         add("--dtype", default="float32", choices=dtypes, help=f"what is computed in: {', '.join(dtypes)} (float32)")
     add("--threads", type=int, default=2, help="threads of an operation (2)")
-    return made
+    return program_parser
 
 
-def add_training(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--steps", type=int, default=12, help="steps that are timed (12)")
-    made.add_argument("--warmup", type=int, default=3, help="steps before that (3)")
+def add_training(program_parser: argparse.ArgumentParser) -> None:
+    program_parser.add_argument("--steps", type=int, default=12, help="steps that are timed (12)")
+    program_parser.add_argument("--warmup", type=int, default=3, help="steps before that (3)")
 
 
-def add_step_sizes(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--pairs", type=int, help="sentence pairs a step (the configuration's)")
-    made.add_argument("--length", type=int, help="tokens of a sentence (the configuration's)")
+def add_step_sizes(program_parser: argparse.ArgumentParser) -> None:
+    program_parser.add_argument("--pairs", type=int, help="sentence pairs a step (the configuration's)")
+    program_parser.add_argument("--length", type=int, help="tokens of a sentence (the configuration's)")
 
 
 def with_step_sizes(work: Work, args) -> Work:
@@ -90,15 +90,17 @@ def with_step_sizes(work: Work, args) -> Work:
     return dataclasses.replace(work, pairs=args.pairs or work.pairs, length=args.length or work.length)
 
 
-def add_translation(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--sentences", type=int, default=32, help="sentences a request (32)")
-    made.add_argument("--repeats", type=int, default=5, help="requests that are timed (5)")
-    made.add_argument("--warmup", type=int, default=2, help="requests before that (2)")
+def add_translation(program_parser: argparse.ArgumentParser) -> None:
+    program_parser.add_argument("--sentences", type=int, default=32, help="sentences a request (32)")
+    program_parser.add_argument("--repeats", type=int, default=5, help="requests that are timed (5)")
+    program_parser.add_argument("--warmup", type=int, default=2, help="requests before that (2)")
 
 
-def add_work_folder(made: argparse.ArgumentParser) -> None:
+def add_work_folder(program_parser: argparse.ArgumentParser) -> None:
     folder = Path(tempfile.gettempdir()) / "tf_transformer-benchmarks"
-    made.add_argument("--work", type=Path, default=folder, metavar="DIR", help=f"keeps what is built once ({folder})")
+    program_parser.add_argument(
+        "--work", type=Path, default=folder, metavar="DIR", help=f"keeps what is built once ({folder})"
+    )
 
 
 def prepare(args) -> None:
@@ -149,10 +151,10 @@ def generated_text(vocab_size: int, lines: int, seed: int = SEED) -> Iterator[st
     """Sentences of 4 to 40 made-up words, somewhat more than `vocab_size` of them, frequent ones and rare ones."""
     chance = random.Random(seed)
     syllables = [consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel in "aeiou"]
-    words = ["".join(chance.choices(syllables, k=chance.choice((2, 3, 4)))) for _ in range(vocab_size * 6 // 5)]
+    vocabulary = ["".join(chance.choices(syllables, k=chance.choice((2, 3, 4)))) for _ in range(vocab_size * 6 // 5)]
     for _ in range(lines):
-        places = (int(len(words) * chance.random() ** 3) for _ in range(chance.randint(4, 40)))
-        yield " ".join(words[place] for place in places)
+        indices = (int(len(vocabulary) * chance.random() ** 3) for _ in range(chance.randint(4, 40)))
+        yield " ".join(vocabulary[index] for index in indices)
 
 
 # The clock
@@ -295,9 +297,8 @@ def summary(lines) -> list[dict]:
     best: dict[str, dict] = {}
     for (engine, *_), runs in ways.items():
         rates = [run["tokens_per_second"] for run in runs]
-        others = max(run["others_cores"] for run in runs)
         row = runs[0] | {"tokens_per_second": statistics.median(rates), "lowest": min(rates), "highest": max(rates)}
-        row |= {"rounds": len(runs), "others_cores": others}
+        row |= {"rounds": len(runs), "others_cores": max(run["others_cores"] for run in runs)}
         if "load_seconds" in row:
             row["load_seconds"] = statistics.median(run["load_seconds"] for run in runs)
         if engine not in best or row["tokens_per_second"] > best[engine]["tokens_per_second"]:
@@ -331,16 +332,16 @@ def run_peer(engine: str, packages, tasks: dict[str, Callable], dtypes, modes=("
         dtypes: what it can compute in.
         modes: ways to run it.
     """
-    made = parser(f"peers.{engine}", f"{engine}: {' or '.join(tasks)}, the same work as ours.", dtypes)
-    add = made.add_argument
+    program_parser = parser(f"peers.{engine}", f"{engine}: {' or '.join(tasks)}, the same work as ours.", dtypes)
+    add = program_parser.add_argument
     add("--task", default=next(iter(tasks)), choices=tasks, help=f"({next(iter(tasks))})")
     add("--mode", default=modes[0], choices=modes, help=f"({modes[0]})")
     add("--repeats", type=int, default=8, help="steps or requests that are timed (8)")
     add("--warmup", type=int, default=2, help="steps or requests before that (2)")
     add("--sentences", type=int, default=32, help="sentences a request (32)")
-    add_step_sizes(made)
-    add_work_folder(made)
-    args = made.parse_args(argv)
+    add_step_sizes(program_parser)
+    add_work_folder(program_parser)
+    args = program_parser.parse_args(argv)
     work = with_step_sizes(WORKS[args.config], args)
     prepare(args)
     began = time.perf_counter()

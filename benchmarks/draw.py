@@ -41,8 +41,8 @@ def bars(rows, path: Path) -> None:
         axis.barh(names, rates, color=colors)
         axis.bar_label(axis.containers[0], [f"{rate:,.0f}" for rate in rates], padding=3)
         axis.margins(x=0.1)
-        what = f", {sentences} sentences" if sentences else ""
-        axis.set_title(f"{benchmark}, {config}, {dtype}{what}: tokens/s", loc="left", fontsize=10)
+        request = f", {sentences} sentences" if sentences else ""
+        axis.set_title(f"{benchmark}, {config}, {dtype}{request}: tokens/s", loc="left", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
 

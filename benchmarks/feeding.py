@@ -35,16 +35,16 @@ def main(argv=None) -> dict:
     batches = Batches([Block.of(text, args.max_length)], args.batch_tokens, common.SEED, fixed_shapes=True)
     model = compiled_model(work, args.dtype)
 
-    def fit(made) -> float:
+    def fit(source) -> float:
         """Seconds of the timed steps; the loss is read at the end alone."""
         if keras.backend.backend() == "tensorflow":  # Keras's own takes the first two batches' sizes for all
             from tf_transformer.data import datasets as data
 
-            made = data.dataset(lambda made=made: made)
+            examples = data.dataset(lambda: source)
         else:
-            made = map(Batch.pair, made)
+            examples = map(Batch.pair, source)
         began = time.perf_counter()
-        model.fit(made, steps_per_epoch=args.steps, verbose=0)
+        model.fit(examples, steps_per_epoch=args.steps, verbose=0)
         return time.perf_counter() - began
 
     shapes = {}

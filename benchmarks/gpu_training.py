@@ -74,8 +74,8 @@ def main(argv=None) -> dict:
     began = time.monotonic()
     if args.compilers:
         first = [sys.executable, "-c", COMPILE, str(args.compilers), *command[5:]]
-        apart = environment | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        for process in [subprocess.Popen([*first, str(i)], env=apart) for i in range(args.compilers)]:
+        shared = environment | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        for process in [subprocess.Popen([*first, str(i)], env=shared) for i in range(args.compilers)]:
             process.wait()
         print(f"compiled after {time.monotonic() - began:.0f} s", flush=True)
     program = subprocess.Popen(command, env=environment)

@@ -41,10 +41,10 @@ def main(argv=None) -> dict:
     if "search step" in args.tasks:
         steps = search_steps(work, args)
         rows += steps
-        for place in (10, 200):
-            if place < len(steps):
-                around = (row["milliseconds"] for row in steps[place - 5 : place + 6])
-                facts[f"step_{place}_milliseconds"] = round(statistics.median(around), 3)
+        for step in (10, 200):
+            if step < len(steps):
+                around = (row["milliseconds"] for row in steps[step - 5 : step + 6])
+                facts[f"step_{step}_milliseconds"] = round(statistics.median(around), 3)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with args.out.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["task", "varied", "value", "milliseconds", "mib"])

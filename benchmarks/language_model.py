@@ -36,17 +36,17 @@ def main(argv=None) -> dict:
     prompts = random.integers(1, work.vocab_size, (args.sentences, args.prompt)).astype("int32")
     outputs = [engine.generate(prompts) for engine in (theirs, ours)]
     rows = random.integers(1, work.vocab_size, (work.pairs, work.length + 1)).astype("int32")
-    found = {"training": [], "generation": []}
+    rates = {"training": [], "generation": []}
     for engine in (theirs, ours):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         engine.model.compile(keras.optimizers.Adam(1e-4), loss)
     for engine in (theirs, ours):  # generating first, while the weights are equal
         clock = common.timed(lambda engine=engine: engine.generate(prompts), args.repeats, args.warmup)
-        found["generation"].append(args.sentences * work.steps / statistics.median(clock.seconds(args.warmup)))
+        rates["generation"].append(args.sentences * work.steps / statistics.median(clock.seconds(args.warmup)))
     for engine in (theirs, ours):
         step = lambda engine=engine: engine.model.train_on_batch(rows[:, :-1], rows[:, 1:])  # noqa: E731
         clock = common.timed(step, args.repeats, args.warmup)
-        found["training"].append(work.pairs * work.length / statistics.median(clock.seconds(args.warmup)))
+        rates["training"].append(work.pairs * work.length / statistics.median(clock.seconds(args.warmup)))
     return common.say(
         "language_model",
         "tf_transformer",
@@ -56,8 +56,8 @@ def main(argv=None) -> dict:
         logits_differ_by=float(np.abs(logits[0] - logits[1]).max()),
         greedy_rows_equal=sum(map(np.array_equal, *outputs)),
         rows=args.sentences,
-        **{f"{task}_tokens_per_second": round(rates[1], 1) for task, rates in found.items()},
-        **{f"{task}_ratio_to_keras_hub": round(rates[1] / rates[0], 2) for task, rates in found.items()},
+        **{f"{task}_tokens_per_second": round(both[1], 1) for task, both in rates.items()},
+        **{f"{task}_ratio_to_keras_hub": round(both[1] / both[0], 2) for task, both in rates.items()},
         others_cores=round(clock.others(args.warmup), 2),
     )
 
@@ -85,8 +85,8 @@ def _ours(work, args) -> Engine:
 
     def generate(prompts):
         # Id 0 ends nothing in KerasHub's sampler, and ours pads with it.
-        found = stack.search(prompts.tolist(), work.steps, end_id=0, beam_size=1)
-        return np.array([best.ids + [0] * (work.steps - len(best.ids)) for (best,) in found])
+        outputs = stack.search(prompts.tolist(), work.steps, end_id=0, beam_size=1)
+        return np.array([best.ids + [0] * (work.steps - len(best.ids)) for (best,) in outputs])
 
     return Engine(model, embedding, blocks, stack.norm, generate)
 

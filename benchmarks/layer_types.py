@@ -59,7 +59,7 @@ def prepared(layer: str, n: int, d: int, head: int, args):
     """One layer's forward pass on x [1, n, d], compiled."""
     import tensorflow as tf
 
-    function = tf.function(made(layer, d, head, args), autograph=False)
+    function = tf.function(function_of(layer, d, head, args), autograph=False)
     x = tf.cast(tf.random.stateless_normal([1, n, d], [common.SEED, n]), args.dtype)
     return lambda: function(x)[0, -1].numpy()
 
@@ -80,7 +80,7 @@ def measure(layer: str, varied: str, n: int, d: int, call, args) -> dict:
     return row
 
 
-def made(layer: str, d: int, head: int, args):
+def function_of(layer: str, d: int, head: int, args):
     """A layer of the type, as a function of x [1, n, d]."""
     import keras
 

@@ -53,8 +53,7 @@ def main(argv=None) -> list[dict]:
     sources, references = tt.data.read_text_pairs(args.source, args.reference)
     options = {"length_penalty": 0.0, "extra_length": 10_000, "patience": math.inf}
     ours = Ours(tt.Translator.from_pretrained(args.checkpoint, **options), args.longest)
-    there = Transformers(args)
-    checks = Comparison(ours, there, args)
+    checks = Comparison(ours, Transformers(args), args)
     lines = checks.texts(sources, references)
     lines += [checks.outputs(sources, references, beam_size) for beam_size in (1, args.beam_size)]
     if args.run:
@@ -79,8 +78,9 @@ class Ours:
 
     def _search(self, text, beam_size):
         source, length, _ = self.translator.source(text)
-        found = self.translator.search(source, length, beam_size=beam_size, max_length=self.longest)
-        return found.ids[:, 0], found.lengths[:, 0], found.log_probs[:, 0], self.translator.texts(found.ids)[:, 0]
+        outputs = self.translator.search(source, length, beam_size=beam_size, max_length=self.longest)
+        texts = self.translator.texts(outputs.ids)
+        return outputs.ids[:, 0], outputs.lengths[:, 0], outputs.log_probs[:, 0], texts[:, 0]
 
     def ids(self, texts: list[str], target: bool) -> list[list[int]]:
         tokenizer = self.translator.tokenizer
@@ -125,8 +125,8 @@ class Transformers:
         self.ours = {row: id for id, row in enumerate(self.rows) if id != 1}  # padding's is 0
 
     def ids(self, texts: list[str], target: bool) -> list[list[int]]:
-        found = self.tokenizer(**{"text_target" if target else "text": texts}, add_special_tokens=False)
-        return [[self.ours[id] for id in row] for row in found["input_ids"]]
+        encoding = self.tokenizer(**{"text_target" if target else "text": texts}, add_special_tokens=False)
+        return [[self.ours[id] for id in row] for row in encoding["input_ids"]]
 
     def decoded(self, ids: list[list[int]]) -> list[str]:
         return self.tokenizer.batch_decode([[self.rows[id] for id in row] for row in ids], skip_special_tokens=True)
@@ -136,7 +136,7 @@ class Transformers:
 
         padding, end = self.rows[0], self.rows[2]
         with torch.inference_mode():
-            found = self.model.generate(
+            generated = self.model.generate(
                 **self.tokenizer(texts, padding=True, return_tensors="pt"),
                 num_beams=beam_size,
                 length_penalty=0.0,
@@ -149,12 +149,12 @@ class Transformers:
                 return_dict_in_generate=True,
                 output_scores=True,
             )
-        sequences = found.sequences[:, 1:].tolist()
+        sequences = generated.sequences[:, 1:].tolist()
         outputs = [row[: row.index(end) + 1] if end in row else row for row in sequences]
         if beam_size > 1:
-            log_probs = found.sequences_scores.tolist()
+            log_probs = generated.sequences_scores.tolist()
         else:
-            scores = self.model.compute_transition_scores(found.sequences, found.scores).tolist()
+            scores = self.model.compute_transition_scores(generated.sequences, generated.scores).tolist()
             log_probs = [sum(row[: len(ids)]) for row, ids in zip(scores, outputs, strict=True)]
         outputs = [[self.ours[id] for id in ids] for ids in outputs]
         return [Output(*row) for row in zip(outputs, log_probs, self.decoded(outputs), strict=True)]
@@ -186,12 +186,12 @@ class Comparison:
 
     def texts(self, sources: list[str], references: list[str]) -> list[dict]:
         """Ids of both sides, and the texts that those of the target become again."""
-        found = []
+        checks = []
         for check, texts, target in (("source ids", sources, False), ("target ids", references, True)):
-            found.append((check, self.ours.ids(texts, target), self.other.ids(texts, target)))
-        ids = found[-1][1]
-        found.append(("texts of target ids", self.ours.decoded(ids), self.other.decoded(ids)))
-        return [counted(*parts) for parts in found]
+            checks.append((check, self.ours.ids(texts, target), self.other.ids(texts, target)))
+        ids = checks[-1][1]
+        checks.append(("texts of target ids", self.ours.decoded(ids), self.other.decoded(ids)))
+        return [counted(*parts) for parts in checks]
 
     def outputs(self, sources: list[str], references: list[str], beam_size: int) -> dict:
         from tf_transformer.evaluation.bleu import bleu
@@ -228,14 +228,14 @@ class Comparison:
         """Of which kind a difference is, with the log-probabilities that both outputs have in both models."""
         both = (output.ids, other.ids)
         first = next((i for i, pair in enumerate(zip(*both, strict=False)) if pair[0] != pair[1]), None)
-        said: dict = {"here": output.text, "there": other.text}
+        details: dict = {"here": output.text, "there": other.text}
         if first is None:  # other texts of the same ids, or one is the other's beginning
-            return {"kind": "unexplained", **said}
+            return {"kind": "unexplained", **details}
         part = slice(first, first + 1) if beam_size == 1 else slice(None)
         gaps = []
         for name, engine in (("log_probs_here", self.ours), ("log_probs_there", self.other)):
             pair = [float(engine.log_probs(source, ids)[part].sum()) for ids in both]
-            said[name] = [round(value, 6) for value in pair]
+            details[name] = [round(value, 6) for value in pair]
             gaps.append(abs(pair[0] - pair[1]))
         if max(gaps) <= self.args.tolerance:
             kind = "tie"
@@ -243,7 +243,7 @@ class Comparison:
             kind = "rounding"
         else:
             kind = "unexplained"
-        return {"kind": kind, **said}
+        return {"kind": kind, **details}
 
     def noise_finds(self, source: str, ids: list[int], beam_size: int) -> bool:
         search = self.ours.translator.source([source])[0], beam_size, self.args.longest
@@ -273,8 +273,8 @@ def noise_finds(translator, search, output: list[int], tolerance: float, tries: 
     try:
         length = tf.reduce_sum(tf.cast(source > 0, tf.int32), axis=1) - 1
         for _ in range(tries):
-            found = translator.search(source, length, beam_size=beam_size, max_length=longest)
-            if found.ids[0, 0, : found.lengths[0, 0]].numpy().tolist() == output:
+            outputs = translator.search(source, length, beam_size=beam_size, max_length=longest)
+            if outputs.ids[0, 0, : outputs.lengths[0, 0]].numpy().tolist() == output:
                 return True
         return False
     finally:
@@ -286,10 +286,10 @@ def batches(items: list, size: int = 32, key=len):
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
-def counted(check: str, here: list, there: list) -> dict:
+def counted(check: str, ours: list, others: list) -> dict:
     """How many rows are the same."""
-    same = sum(one == other for one, other in zip(here, there, strict=True))
-    return {"check": check, "lines": len(here), "same": same, "unexplained": len(here) - same}
+    same = sum(one == other for one, other in zip(ours, others, strict=True))
+    return {"check": check, "lines": len(ours), "same": same, "unexplained": len(ours) - same}
 
 
 def table(lines: list[dict]) -> str:

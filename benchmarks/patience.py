@@ -34,19 +34,19 @@ def main(argv=None) -> list[dict]:
 
     sources, references = read_text_pairs(args.source, args.reference)
     options = {"beam_size": args.beam_size, "length_penalty": args.length_penalty, "batch_size": args.sentences}
-    translators = {each: tt.load(args.model, **options, patience=each) for each in [*args.patience, math.inf]}
-    found, seconds = {}, {each: [] for each in translators}
+    translators = {value: tt.load(args.model, **options, patience=value) for value in [*args.patience, math.inf]}
+    best, seconds = {}, {value: [] for value in translators}
     for _ in range(1 + args.rounds):
-        for each, translator in translators.items():
+        for value, translator in translators.items():
             began = time.perf_counter()
-            found[each] = [best[0] for best in translator.n_best(sources, 1)]
-            seconds[each].append(time.perf_counter() - began)
+            best[value] = [n_best[0] for n_best in translator.n_best(sources, 1)]
+            seconds[value].append(time.perf_counter() - began)
     rows = []
-    for each, outputs in found.items():
-        worse = sum(output.score < exact.score - 1e-4 for output, exact in zip(outputs, found[math.inf], strict=True))
-        speed = len(sources) / statistics.median(seconds[each][1:])
+    for value, outputs in best.items():
+        worse = sum(output.score < exact.score - 1e-4 for output, exact in zip(outputs, best[math.inf], strict=True))
+        speed = len(sources) / statistics.median(seconds[value][1:])
         score = bleu([output.text for output in outputs], references).value
-        row = {"patience": each, "bleu": score, "search_errors": worse / len(sources), "sentences_per_second": speed}
+        row = {"patience": value, "bleu": score, "search_errors": worse / len(sources), "sentences_per_second": speed}
         rows.append(row)
     print(f"{args.beam_size} beams, length penalty {args.length_penalty}, {len(sources):,} sentences")
     print("| patience | BLEU | search errors | sentences/s | to exact |\n|---|---|---|---|---|")

@@ -150,8 +150,8 @@ def serve(pipe, name: str, path: Path, args, sources: list[str]) -> None:
         translations, clock = [""] * len(sources), common.Clock()
         clock.tick()
         for start in range(0, len(sources), args.sentences):
-            places = by_length[start : start + args.sentences]
-            for i, translation in zip(places, translate([sources[i] for i in places]), strict=True):
+            indices = by_length[start : start + args.sentences]
+            for i, translation in zip(indices, translate([sources[i] for i in indices]), strict=True):
                 translations[i] = translation
         clock.tick()
         pipe.send((clock.seconds()[0], clock.others(), translations))

@@ -34,8 +34,8 @@ def main(argv=None) -> dict:
 
     began = time.perf_counter()
     records = Records(folder)
-    made = Batches(records.blocks(), args.batch_tokens)
-    batches = iter(data.dataset(lambda: made.since(args.first)))
+    corpus = Batches(records.blocks(), args.batch_tokens)
+    batches = iter(data.dataset(lambda: corpus.since(args.first)))
     next(batches)
     first = time.perf_counter() - began
     clock, cpu, source_tokens, target_tokens = read(batches, args.seconds)
@@ -51,7 +51,7 @@ def main(argv=None) -> dict:
         first_milliseconds=round(first * 1e3, 1),
         prepare_seconds=round(preparing, 1),
         others_cores=round(clock.others(), 2),
-        pairs=made.summary().pairs,
+        pairs=corpus.summary().pairs,
         bytes=sum(shard["bytes"] for shard in records.shards),
         batch_tokens=args.batch_tokens,
     )

@@ -79,10 +79,10 @@ def translate_in_keras(work, args) -> dict:
 
 def check(signature, sentences, work) -> None:
     """The request was the work that was meant: so many tokens in, and so many steps that none ended."""
-    answer = signature("translate", text=sentences)
+    outputs = signature("translate", text=sentences)
     for name, expected in (("source_length", work.source_length), ("lengths", work.steps), ("finished", 0)):
-        if not (answer[name][..., : work.beam_size] == expected).all():
-            raise AssertionError(f"expected {name}={expected} in all translations, got {answer[name]}")
+        if not (outputs[name][..., : work.beam_size] == expected).all():
+            raise AssertionError(f"expected {name}={expected} in all translations, got {outputs[name]}")
 
 
 # What is served
@@ -193,9 +193,9 @@ def source_sentences(work, count: int, folder: Path) -> list[str]:
 
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tokenizer_path(work, folder)))
     pieces = map(processor.id_to_piece, range(common.FIRST_ID + 256, processor.vocab_size()))
-    words = [piece[1:] for piece in pieces if piece.startswith("▁") and len(piece) > 2]
+    vocabulary = [piece[1:] for piece in pieces if piece.startswith("▁") and len(piece) > 2]
     chance = random.Random(common.SEED)
-    return [" ".join(chance.choices(words, k=work.source_length)) for _ in range(count)]
+    return [" ".join(chance.choices(vocabulary, k=work.source_length)) for _ in range(count)]
 
 
 # Loaders: each gives a function (signature, **inputs) -> {name: array}
@@ -209,8 +209,8 @@ def load_in_python(path: Path, args):
 
     def call(name, **inputs):
         function = model.signatures[name] if name == "serving_default" else getattr(model, name)  # knows defaults
-        answer = function(**{key: tf.constant(value) for key, value in inputs.items()})
-        return {key: value.numpy() for key, value in answer.items()}
+        outputs = function(**{key: tf.constant(value) for key, value in inputs.items()})
+        return {key: value.numpy() for key, value in outputs.items()}
 
     return call
 

@@ -61,8 +61,8 @@ def main(argv=None) -> list[dict]:
     texts = args.source.read_text("utf-8").splitlines()[: args.sentences]
     if not texts:
         parser.error(f"--source: expected sentences, found none in {args.source}")
-    found = (name for file, name in ENGINES.items() if (Path(args.export) / file).is_file())
-    engine = "server" if "://" in args.export else next(found, None)
+    names = (name for file, name in ENGINES.items() if (Path(args.export) / file).is_file())
+    engine = "server" if "://" in args.export else next(names, None)
     if engine is None:
         parser.error(f"EXPORT: expected a folder with one of {', '.join(ENGINES)}, found none in {args.export}")
     translate = load(engine, args)
@@ -119,18 +119,18 @@ class Load:
 
     def client(self, end: float) -> None:
         while True:
-            place, start = next(self.turns) % len(self.texts), time.monotonic()
+            index, start = next(self.turns) % len(self.texts), time.monotonic()
             try:
-                answer, error = self.ask(self.texts[place]), ""
+                translation, error = self.ask(self.texts[index]), ""
             except OSError as raised:  # by a server
-                answer, error = None, str(raised)
+                translation, error = None, str(raised)
             now = time.monotonic()
             with self.lock:
                 if error:
                     self.errors[error] += 1
                 else:
                     self.latencies.append(now - start)
-                    self.wrong += answer != self.expected[place]
+                    self.wrong += translation != self.expected[index]
             if now >= end:
                 return
 
@@ -152,9 +152,9 @@ class Batches:
             threading.Thread(target=self.work, daemon=True).start()
 
     def ask(self, text: str) -> str:
-        answer: Future = Future()
-        self.waiting.put((text, answer))
-        return answer.result()
+        future: Future = Future()
+        self.waiting.put((text, future))
+        return future.result()
 
     def work(self) -> None:
         while True:
@@ -165,13 +165,13 @@ class Batches:
                     batch.append(self.waiting.get(timeout=max(end - time.monotonic(), 0)))
                 except queue.Empty:
                     break
-            texts, answers = zip(*batch, strict=True)
+            texts, futures = zip(*batch, strict=True)
             try:
-                for answer, translation in zip(answers, self.translate(list(texts)), strict=True):
-                    answer.set_result(translation)
+                for future, translation in zip(futures, self.translate(list(texts)), strict=True):
+                    future.set_result(translation)
             except Exception as error:
-                for answer in answers:
-                    answer.set_exception(error)
+                for future in futures:
+                    future.set_exception(error)
 
 
 def load(engine: str, args):
@@ -185,7 +185,7 @@ def load_server(args):
 
     host, _, name = args.export.partition("/v1/models/")
     client = Client(host, name, timeout=args.timeout, retries=0)
-    return lambda texts: [answer["translation"] for answer in client.predict(texts)]
+    return lambda texts: [output["translation"] for output in client.predict(texts)]
 
 
 def load_tensorflow(args):

@@ -63,7 +63,7 @@ def translation(work, args):
 
     @torch.inference_mode()
     def request():
-        found = model.generate(
+        ids = model.generate(
             **encode(),
             num_beams=work.beam_size,
             length_penalty=work.length_penalty,
@@ -72,8 +72,8 @@ def translation(work, args):
             do_sample=False,
             use_cache=True,
         )
-        decode(found)
-        return found.shape[1] - 1
+        decode(ids)
+        return ids.shape[1] - 1
 
     return request
 

@@ -69,24 +69,24 @@ def translation(work, args):
     slots, width = work.steps + 1, work.d_model // work.num_heads
     search = keras_hub.samplers.BeamSampler(num_beams=work.beam_size)
 
-    def decode(ids, memory, own, cross, position, cross_position):
+    def decode(ids, memory, self_cache, cross_cache, position, cross_position):
         """All layers at `position`: logits, and both caches [B, layers, 2, length, h, d_k]."""
         x = embedding(ids, start_index=position)
-        new_own, new_cross = [], []
+        new_self_cache, new_cross_cache = [], []
         for i, layer in enumerate(decoder):
             x, layer_own, layer_cross = layer(
                 x,
                 memory,
-                self_attention_cache=own[:, i],
+                self_attention_cache=self_cache[:, i],
                 self_attention_cache_update_index=position,
-                cross_attention_cache=cross[:, i],
+                cross_attention_cache=cross_cache[:, i],
                 cross_attention_cache_update_index=cross_position,
             )
-            new_own.append(layer_own)
-            new_cross.append(layer_cross)
+            new_self_cache.append(layer_own)
+            new_cross_cache.append(layer_cross)
         if cross_position is not None:
-            cross = ops.stack(new_cross, axis=1)
-        return embedding.token_embedding(x, reverse=True), x, ops.stack(new_own, axis=1), cross
+            cross_cache = ops.stack(new_cross_cache, axis=1)
+        return embedding.token_embedding(x, reverse=True), x, ops.stack(new_self_cache, axis=1), cross_cache
 
     def translate(source):
         memory = embedding(source)
@@ -99,15 +99,15 @@ def translation(work, args):
             return ops.zeros(shape, dtype=embedding.compute_dtype)
 
         # Filled by the whole prompt, as KerasHub's own models do it.
-        _, _, own, cross = decode(prompt, memory, cache(slots), cache(work.source_length), 0, 0)
+        _, _, self_cache, cross_cache = decode(prompt, memory, cache(slots), cache(work.source_length), 0, 0)
 
         def following(prompt, caches, index):
-            own, cross, memory = caches
+            self_cache, cross_cache, memory = caches
             newest = ops.slice(prompt, [0, index - 1], [args.sentences * work.beam_size, 1])
-            logits, x, own, cross = decode(newest, memory, own, cross, index - 1, None)
-            return logits[:, 0], x[:, 0], (own, cross, memory)
+            logits, x, self_cache, cross_cache = decode(newest, memory, self_cache, cross_cache, index - 1, None)
+            return logits[:, 0], x[:, 0], (self_cache, cross_cache, memory)
 
-        return search(following, prompt, (own, cross, memory), index=1, model=model)
+        return search(following, prompt, (self_cache, cross_cache, memory), index=1, model=model)
 
     translate = tf.function(translate, jit_compile=args.mode == "xla")
     return lambda: translate(source).numpy().shape[1] - 1

@@ -12,8 +12,8 @@ def transformer(work, args):
     tf.random.set_seed(common.SEED)
     vocabulary = args.work / f"opennmt-{work.vocab_size}.txt"
     vocabulary.parent.mkdir(parents=True, exist_ok=True)
-    symbols = ["<blank>", "<s>", "</s>"] + [f"w{i}" for i in range(work.vocab_size - 4)]  # and one for the unknown
-    vocabulary.write_text("\n".join(symbols) + "\n")
+    tokens = ["<blank>", "<s>", "</s>"] + [f"w{i}" for i in range(work.vocab_size - 4)]  # and one for the unknown
+    vocabulary.write_text("\n".join(tokens) + "\n")
     model = opennmt.models.Transformer(
         num_layers=work.num_layers,
         num_units=work.d_model,
@@ -73,9 +73,9 @@ def translation(work, args):
     infer = tf.function(model.infer)
 
     def request():
-        found = infer(source)
-        found["tokens"].numpy()
-        return int(found["length"].numpy().min())
+        outputs = infer(source)
+        outputs["tokens"].numpy()
+        return int(outputs["length"].numpy().min())
 
     return request
 

@@ -295,7 +295,7 @@ def _tables(graph: Any) -> list[tuple[str, str]]:
 
 
 def store_integers(graph: Any, table: str, weights: str) -> None:
-    """Looks up embeddings in the 8-bit softmax weights of a quantized graph, or in an 8-bit table if it has none ("")."""
+    """Looks up embeddings in the 8-bit softmax weights of a quantized graph, or an 8-bit table if it has none ("")."""
     from onnx import TensorProto, helper, numpy_helper
 
     integers, scales = (f"{weights or table}_{part}" for part in ("quantized", "scale"))
