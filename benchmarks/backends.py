@@ -1,6 +1,6 @@
-"""Translating a text with a trained run on Keras's backend: sentences a second, in batches and one by one.
+"""Translates a text with a trained run on Keras's backend: sentences/s in batches and one by one.
 
-Run it once for each KERAS_BACKEND, one after the other; equal `outputs` are equal translations.
+Run it once for each KERAS_BACKEND, one after the other. Equal `outputs` mean equal translations.
 """
 
 import argparse
@@ -18,12 +18,18 @@ from benchmarks import common
 def main(argv=None) -> dict:
     parser = argparse.ArgumentParser("python -m benchmarks.backends", description=__doc__)
     add = parser.add_argument
-    add("--threads", type=int, default=2, help="threads of an operation (2)")
+    add("--threads", type=int, default=2, help="threads per operation (2)")
     add("--run", type=Path, required=True, metavar="DIR", help="a trained run")
-    add("--source", type=Path, required=True, metavar="FILE", help="the text, a sentence a line")
-    add("--sentences", type=int, default=500, metavar="N", help="its first lines (500)")
-    add("--one-by-one", type=int, default=50, metavar="N", help="of them, those that are translated alone, too (50)")
-    add("--repeats", type=int, default=3, help="passes that are timed (3)")
+    add("--source", type=Path, required=True, metavar="FILE", help="text, one sentence per line")
+    add("--sentences", type=int, default=500, metavar="N", help="number of lines (500)")
+    add(
+        "--one-by-one",
+        type=int,
+        default=50,
+        metavar="N",
+        help="lines that are also translated one by one (50)",
+    )
+    add("--repeats", type=int, default=3, help="timed passes (3)")
     args = parser.parse_args(argv)
     common.prepare(args)
     import keras
@@ -66,7 +72,7 @@ def timed(function) -> float:
 
 
 class Compilations(logging.Handler):
-    """Counts how often JAX says that it has compiled a search; 0 on another backend."""
+    """Counts the searches that JAX logs to have compiled. 0 on another backend."""
 
     count = 0
 

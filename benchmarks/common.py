@@ -1,4 +1,4 @@
-"""What all benchmarks share: the work, the clock, the line of JSON. It imports no framework: peers use it, too."""
+"""Shared by all benchmarks: the work, the clock, the JSON line. Imports no framework, since peers also use it."""
 
 import argparse
 import ctypes
@@ -18,23 +18,23 @@ from pathlib import Path
 
 OURS = "tf_transformer"
 SEED = 1
-SERVED_DTYPES = ("float32", "bfloat16", "int8")  # that ours translates in
-FIRST_ID = 4  # below: padding, begin, end, unknown
+SERVED_DTYPES = ("float32", "bfloat16", "int8")  # our dtypes for translation
+FIRST_ID = 4  # Smaller ids are padding, BOS, EOS, unknown.
 
 
 @dataclass(frozen=True)
 class Work:
-    """The same work for every engine: sentences of random symbols, all of one length, so that nothing is padding."""
+    """Work of every engine: sentences of random tokens, all of one length, without padding."""
 
     num_layers: int = 6
     d_model: int = 512
     d_ff: int = 2048
     num_heads: int = 8
     vocab_size: int = 32_000
-    marian: bool = False  # MarianMT's layers: swish and biases; translating, all engines read one checkpoint
+    marian: bool = False  # MarianMT's layers, with swish and biases. To translate, all engines read one checkpoint.
     dropout: float = 0.1
     label_smoothing: float = 0.1
-    # Training: pairs a step, and tokens a side.
+    # Training: pairs per step, tokens per side.
     pairs: int = 32
     length: int = 32
     # Adam (section 5.3)
@@ -42,7 +42,7 @@ class Work:
     beta_1: float = 0.9
     beta_2: float = 0.98
     epsilon: float = 1e-9
-    # Translating: tokens a source, beams, and exactly so many steps of the search.
+    # Translation: tokens per source, beams, and the exact number of steps of a search.
     source_length: int = 32
     beam_size: int = 4
     length_penalty: float = 0.6
@@ -52,12 +52,12 @@ class Work:
 WORKS = {
     "base": Work(),
     "small": Work(num_layers=4, d_model=256, d_ff=1024, num_heads=4, vocab_size=8_000, pairs=64, length=24),
-    "opus": Work(vocab_size=58_102, marian=True),  # of OPUS-MT: 58,101, its padding being the start symbol, too
-    "tiny": Work(2, 16, 32, 2, 400, pairs=3, length=5, source_length=7, beam_size=2, steps=6),  # to try a benchmark
+    "opus": Work(vocab_size=58_102, marian=True),  # OPUS-MT's 58,101, whose padding is also BOS
+    "tiny": Work(2, 16, 32, 2, 400, pairs=3, length=5, source_length=7, beam_size=2, steps=6),  # for tests
 }
 
 
-# What the command lines have in common
+# Command lines
 
 
 def parser(program: str, description: str, dtypes=("float32", "bfloat16")) -> argparse.ArgumentParser:
@@ -70,41 +70,41 @@ def parser(program: str, description: str, dtypes=("float32", "bfloat16")) -> ar
     add = program_parser.add_argument
     add("--config", default="base", choices=WORKS, help="sizes of the model and of the work (base)")
     if dtypes:
-        add("--dtype", default="float32", choices=dtypes, help=f"what is computed in: {', '.join(dtypes)} (float32)")
-    add("--threads", type=int, default=2, help="threads of an operation (2)")
+        add("--dtype", default="float32", choices=dtypes, help=f"dtype of computations: {', '.join(dtypes)} (float32)")
+    add("--threads", type=int, default=2, help="threads per operation (2)")
     return program_parser
 
 
 def add_training(program_parser: argparse.ArgumentParser) -> None:
-    program_parser.add_argument("--steps", type=int, default=12, help="steps that are timed (12)")
-    program_parser.add_argument("--warmup", type=int, default=3, help="steps before that (3)")
+    program_parser.add_argument("--steps", type=int, default=12, help="timed steps (12)")
+    program_parser.add_argument("--warmup", type=int, default=3, help="untimed steps before (3)")
 
 
 def add_step_sizes(program_parser: argparse.ArgumentParser) -> None:
-    program_parser.add_argument("--pairs", type=int, help="sentence pairs a step (the configuration's)")
-    program_parser.add_argument("--length", type=int, help="tokens of a sentence (the configuration's)")
+    program_parser.add_argument("--pairs", type=int, help="sentence pairs per step (the configuration's)")
+    program_parser.add_argument("--length", type=int, help="tokens per sentence (the configuration's)")
 
 
 def with_step_sizes(work: Work, args) -> Work:
-    """The work with the command line's sizes of a training step."""
+    """Returns the work with the command line's sizes of a training step."""
     return dataclasses.replace(work, pairs=args.pairs or work.pairs, length=args.length or work.length)
 
 
 def add_translation(program_parser: argparse.ArgumentParser) -> None:
-    program_parser.add_argument("--sentences", type=int, default=32, help="sentences a request (32)")
-    program_parser.add_argument("--repeats", type=int, default=5, help="requests that are timed (5)")
-    program_parser.add_argument("--warmup", type=int, default=2, help="requests before that (2)")
+    program_parser.add_argument("--sentences", type=int, default=32, help="sentences per request (32)")
+    program_parser.add_argument("--repeats", type=int, default=5, help="timed requests (5)")
+    program_parser.add_argument("--warmup", type=int, default=2, help="untimed requests before (2)")
 
 
 def add_work_folder(program_parser: argparse.ArgumentParser) -> None:
     folder = Path(tempfile.gettempdir()) / "tf_transformer-benchmarks"
     program_parser.add_argument(
-        "--work", type=Path, default=folder, metavar="DIR", help=f"keeps what is built once ({folder})"
+        "--work", type=Path, default=folder, metavar="DIR", help=f"directory of exports and text ({folder})"
     )
 
 
 def prepare(args) -> None:
-    """Before a framework is imported: its threads, and silence."""
+    """Sets the threads of a framework and silences it, before its import."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["HF_HUB_OFFLINE"] = "1"
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -112,7 +112,7 @@ def prepare(args) -> None:
 
 
 def prepare_tensorflow(args, inter_threads: int = 1):
-    """TensorFlow with its threads: so many for an operation, so many operations at a time."""
+    """Imports TensorFlow with the numbers of threads per operation and of concurrent operations."""
     prepare(args)
     import tensorflow as tf
 
@@ -121,18 +121,18 @@ def prepare_tensorflow(args, inter_threads: int = 1):
     return tf
 
 
-# The symbols
+# Tokens
 
 
 def random_ids(work: Work, rows: int, length: int, seed: int):
-    """int32 [rows, length], no control symbol among them."""
+    """Returns ids, int32 [rows, length], without control tokens."""
     import numpy as np
 
     return np.random.default_rng(seed).integers(FIRST_ID, work.vocab_size, (rows, length)).astype("int32")
 
 
 def training_batches(work: Work, count: int = 4) -> list:
-    """Pairs (source [B, S], target [B, T + 1]); the target's first T symbols go in, its last T are to come out."""
+    """Returns pairs (source [B, S], target [B, T + 1]). Inputs are a target's first T tokens, labels its last T."""
     return [
         (
             random_ids(work, work.pairs, work.length, SEED + 2 * i),
@@ -143,12 +143,12 @@ def training_batches(work: Work, count: int = 4) -> list:
 
 
 def source_ids(work: Work, sentences: int):
-    """int32 [sentences, source_length]."""
+    """Returns ids, int32 [sentences, source_length]."""
     return random_ids(work, sentences, work.source_length, SEED)
 
 
 def generated_text(vocab_size: int, lines: int, seed: int = SEED) -> Iterator[str]:
-    """Sentences of 4 to 40 made-up words, somewhat more than `vocab_size` of them, frequent ones and rare ones."""
+    """Yields sentences of 4 to 40 made-up words, of slightly more than `vocab_size` frequent and rare words."""
     chance = random.Random(seed)
     syllables = [consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel in "aeiou"]
     vocabulary = ["".join(chance.choices(syllables, k=chance.choice((2, 3, 4)))) for _ in range(vocab_size * 6 // 5)]
@@ -161,7 +161,7 @@ def generated_text(vocab_size: int, lines: int, seed: int = SEED) -> Iterator[st
 
 
 class Clock:
-    """Times between ticks, and what other processes took of the machine meanwhile."""
+    """Measures the time between ticks, and the load of other processes during it."""
 
     def __init__(self) -> None:
         self.stamps: list[float] = []
@@ -172,18 +172,18 @@ class Clock:
         self.stamps.append(time.perf_counter())
 
     def seconds(self, warmup: int = 0) -> list[float]:
-        """What lies between ticks, without the first `warmup`."""
+        """Returns the seconds between ticks, without the first `warmup`."""
         stamps = self.stamps[warmup:]
         return [after - before for before, after in itertools.pairwise(stamps)]
 
     def others(self, warmup: int = 0) -> float:
-        """Cores that others kept busy: where this is not about 0, the times are not to be trusted."""
+        """Returns the number of cores that other processes kept busy. Trust the times only if it is about 0."""
         span = self.stamps[-1] - self.stamps[warmup]
         return max(0.0, (self._others[-1] - self._others[warmup]) / span)
 
 
 def timed(call: Callable, repeats: int, warmup: int) -> Clock:
-    """A clock that ticked before and after each call; ask it for what came after the warm-up."""
+    """Returns a clock that ticked before and after each call, warm-up included."""
     clock = Clock()
     clock.tick()
     for _ in range(warmup + repeats):
@@ -193,7 +193,7 @@ def timed(call: Callable, repeats: int, warmup: int) -> Clock:
 
 
 def _busy_seconds() -> float:
-    """What all cores have worked since the machine started (Linux; 0 elsewhere)."""
+    """Returns the busy seconds of all cores since the machine started (on Linux, otherwise 0)."""
     try:
         user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     except OSError:
@@ -205,19 +205,19 @@ def _busy_seconds() -> float:
 
 
 def peak_mib() -> float:
-    """The most memory this process has held, VmHWM, in MiB."""
+    """Returns the peak memory of this process, VmHWM, in MiB."""
     return _status("VmHWM")
 
 
 def resident_mib() -> float:
-    """The memory this process holds, VmRSS, in MiB."""
+    """Returns the memory of this process, VmRSS, in MiB."""
     return _status("VmRSS")
 
 
 def request_mib(call: Callable) -> float:
-    """What a call takes at its peak besides what is held before it, in MiB.
+    """Returns the memory that a call takes at its peak in addition to the memory before it, in MiB.
 
-    oneDNN's allocator, of most of TensorFlow's CPUs, keeps what it was given back, so it is asked; of others the
+    oneDNN's allocator, which TensorFlow has on most CPUs, keeps freed memory, so its count is used. Otherwise the
     process's pages are counted.
     """
     tf = sys.modules.get("tensorflow")
@@ -225,15 +225,15 @@ def request_mib(call: Callable) -> float:
         before = tf.config.experimental.get_memory_info("CPU:0")["current"]
         call()
         return (tf.config.experimental.get_memory_info("CPU:0")["peak"] - before) / 2**20
-    ctypes.CDLL(None).malloc_trim(0)  # what earlier calls have given back
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    ctypes.CDLL(None).malloc_trim(0)  # frees the memory of earlier calls
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     resident = _status("VmRSS")
     call()
     return _status("VmHWM") - resident
 
 
 def _allocator_counts(tf) -> bool:
-    """Whether TensorFlow's allocator says what it holds, from now on; not on a CPU without AVX-512."""
+    """Returns whether TensorFlow's allocator counts its memory from now on. On CPUs without AVX-512 it does not."""
     try:
         tf.config.experimental.reset_memory_stats("CPU:0")
     except ValueError:
@@ -247,11 +247,11 @@ def _status(name: str) -> float:
     return int(kib) / 1024
 
 
-# The line
+# JSON line
 
 
 def report(benchmark: str, engine: str, args, clock: Clock, tokens: float, packages, **more) -> dict:
-    """Say how fast something was; `tokens` are those of one timed step or request."""
+    """Prints the speed of something. `tokens` are those of one timed step or request."""
     times = clock.seconds(args.warmup)
     median = statistics.median(times)
     speed = {
@@ -266,7 +266,7 @@ def report(benchmark: str, engine: str, args, clock: Clock, tokens: float, packa
 
 
 def say(benchmark: str, engine: str, args, packages, **more) -> dict:
-    """Print one line of JSON and return what it says."""
+    """Prints one JSON line, and returns its contents."""
     line = {
         "benchmark": benchmark,
         "engine": engine,
@@ -281,15 +281,15 @@ def say(benchmark: str, engine: str, args, packages, **more) -> dict:
     return line
 
 
-# The lines of several runs
+# Lines of several runs
 
 
 def summary(lines) -> list[dict]:
-    """For each engine its best way to run, by the median of its rounds; fastest first.
+    """Returns the best mode of each engine by the median of its rounds, fastest first.
 
     Returns:
-        rows of the first line's keys, with `tokens_per_second` a median, `lowest`, `highest`, and `ratio`, that of ours
-        to it, or `None`.
+        Rows with the keys of the first line. `tokens_per_second` is a median. `lowest`, `highest` and `ratio` (ours to
+        this engine, or `None`) are added.
     """
     ways: dict[tuple, list[dict]] = {}
     for line in lines:
@@ -310,7 +310,7 @@ def summary(lines) -> list[dict]:
 
 
 def least_values(rows: list[dict], layer: str, varied: str, measured: str) -> list[tuple]:
-    """A layer's pairs of size and least value, by size."""
+    """Returns a layer's pairs of size and smallest value, by size."""
     least: dict[int, float] = {}
     for row in rows:
         if (row["layer"], row["varied"]) == (layer, varied):
@@ -322,23 +322,23 @@ def least_values(rows: list[dict], layer: str, varied: str, measured: str) -> li
 
 
 def run_peer(engine: str, packages, tasks: dict[str, Callable], dtypes, modes=("default",), argv=None) -> dict:
-    """The program of a peer: one task, timed.
+    """Runs the program of a peer: one task, timed.
 
     Args:
-        engine: its name, which is that of its file.
-        packages: whose versions are reported.
-        tasks: "training", "translation" -> a function of (work, args) that builds the model and gives the function that
-            makes one step, or answers one request and returns how many steps the search took.
-        dtypes: what it can compute in.
-        modes: ways to run it.
+        engine: Name of the engine and of its file.
+        packages: Packages whose versions are reported.
+        tasks: Functions of (work, args) by the task, "training" or "translation". Each builds the model and returns a
+            function that makes one step, or translates one request and returns the number of steps of the search.
+        dtypes: Dtypes it can compute in.
+        modes: Modes it can run in.
     """
     program_parser = parser(f"peers.{engine}", f"{engine}: {' or '.join(tasks)}, the same work as ours.", dtypes)
     add = program_parser.add_argument
     add("--task", default=next(iter(tasks)), choices=tasks, help=f"({next(iter(tasks))})")
     add("--mode", default=modes[0], choices=modes, help=f"({modes[0]})")
-    add("--repeats", type=int, default=8, help="steps or requests that are timed (8)")
-    add("--warmup", type=int, default=2, help="steps or requests before that (2)")
-    add("--sentences", type=int, default=32, help="sentences a request (32)")
+    add("--repeats", type=int, default=8, help="timed steps or requests (8)")
+    add("--warmup", type=int, default=2, help="untimed steps or requests before (2)")
+    add("--sentences", type=int, default=32, help="sentences per request (32)")
     add_step_sizes(program_parser)
     add_work_folder(program_parser)
     args = program_parser.parse_args(argv)
@@ -353,7 +353,7 @@ def run_peer(engine: str, packages, tasks: dict[str, Callable], dtypes, modes=("
         tokens, facts = args.sentences * work.steps, {"sentences": args.sentences, "load_seconds": round(loading, 2)}
     clock = timed(call, args.repeats, args.warmup)
     if args.task == "translation":
-        facts["peak_mib"] = round(peak_mib(), 1)  # before it starts anew
+        facts["peak_mib"] = round(peak_mib(), 1)  # before it is reset
         facts["request_mib"] = round(request_mib(call), 1)
         steps = call()
         if steps != work.steps:

@@ -1,10 +1,10 @@
-"""Ours and peers on the same work, in turn (A, B, C, A, B, C, ...), each time in a new process: a table of ratios.
+"""Compares ours and peers on the same work, in turn (A, B, C, A, B, C, ...), each in a new process, in a table.
 
-A peer runs in the environment that is named after it (benchmarks/README.md), and one that has none is left out:
+A peer runs in the environment named after it (benchmarks/README.md). Without one it is skipped:
 
   python -m benchmarks.compare --task training --config base --venv torch=/venvs/torch --venv opennmt=/venvs/opennmt
 
-Each engine stands in the table with the best of its modes and numbers of threads.
+The table has the best mode and number of threads of each engine.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ from benchmarks import common, draw
 from benchmarks.translation import exported
 
 ROOT = Path(__file__).parents[1]
-# Engine: its environment, its program under benchmarks/, and its modes. Those without one run where this runs.
+# Environment, program under benchmarks/ and modes of each engine. Those without an environment run in this one.
 ENGINES = {
     common.OURS: ("", "", [""]),
     "huggingface": ("torch", "peers.huggingface", ["eager", "compiled"]),
@@ -28,29 +28,34 @@ ENGINES = {
     "ctranslate2_cpp": ("", "peers.ctranslate2_cpp", ["default"]),
     "litert": ("", "peers.litert", ["default"]),
 }
-TASKS = {  # who can do it in which dtype
+TASKS = {  # engines by task and dtype
     ("training", "float32"): ["huggingface", "torch_nn", "opennmt_tf", "kerashub", "tf_models"],
     ("training", "bfloat16"): ["huggingface", "torch_nn", "kerashub", "tf_models"],
     ("translation", "float32"): ["ctranslate2_cpp", "litert", "huggingface", "opennmt_tf", "kerashub", "tf_models"],
     ("translation", "bfloat16"): ["ctranslate2_cpp", "huggingface", "kerashub", "tf_models"],
     ("translation", "int8"): ["ctranslate2_cpp", "litert"],
 }
-CTRANSLATE2_DTYPE = {"float32": "float32", "bfloat16": "int8", "int8": "int8"}  # of 16 bits its best is int8, too
+# In place of 16 bits, int8 is also its fastest.
+CTRANSLATE2_DTYPE = {
+    "float32": "float32",
+    "bfloat16": "int8",
+    "int8": "int8",
+}
 
 
 def main(argv=None) -> list[dict]:
     parser = common.parser("compare", __doc__, common.SERVED_DTYPES)
     add = parser.add_argument
     add("--task", default="training", choices=["training", "translation"], help="(training)")
-    add("--sentences", type=int, default=32, help="sentences a request (32)")
-    add("--engines", nargs="+", choices=ENGINES, metavar="NAME", help=f"of {', '.join(ENGINES)} (all there are)")
+    add("--sentences", type=int, default=32, help="sentences per request (32)")
+    add("--engines", nargs="+", choices=ENGINES, metavar="NAME", help=f"of {', '.join(ENGINES)} (all)")
     add("--venv", action="append", default=[], metavar="NAME=DIR", help="torch, opennmt, kerashub, tfmodels")
-    add("--loader", default="c", choices=["python", "c"], help="how ours is served (c)")
-    add("--one-thread", action="store_true", help="try each engine with one thread, too")
-    add("--rounds", type=int, default=3, help="times each engine's turn comes (3)")
-    add("--repeats", type=int, default=8, help="steps or requests that are timed in a turn (8)")
-    add("--warmup", type=int, default=2, help="steps or requests before that (2)")
-    add("--out", type=Path, metavar="FILE", help="append the lines of JSON to this file")
+    add("--loader", default="c", choices=["python", "c"], help="loader of ours (c)")
+    add("--one-thread", action="store_true", help="also run each engine with one thread")
+    add("--rounds", type=int, default=3, help="turns of each engine (3)")
+    add("--repeats", type=int, default=8, help="timed steps or requests per turn (8)")
+    add("--warmup", type=int, default=2, help="untimed steps or requests before (2)")
+    add("--out", type=Path, metavar="FILE", help="append the JSON lines to this file")
     add("--picture", type=Path, metavar="FILE", help="draw the table as bars")
     common.add_work_folder(parser)
     args = parser.parse_args(argv)
@@ -79,7 +84,7 @@ def main(argv=None) -> list[dict]:
 
 
 def commands(args) -> list[list[str]]:
-    """One command line for each engine, mode and number of threads."""
+    """Returns one command line for each engine, mode and number of threads."""
     venvs = dict(pair.split("=", 1) for pair in args.venv)
     able = [common.OURS, *TASKS[args.task, args.dtype]]
     lines = []
@@ -88,7 +93,7 @@ def commands(args) -> list[list[str]]:
         if args.engines and engine not in args.engines:
             continue
         if venv and venv not in venvs:
-            print(f"{engine}: left out, there is no --venv {venv}=DIR", file=sys.stderr)
+            print(f"{engine}: skipped, since --venv {venv}=DIR is missing", file=sys.stderr)
             continue
         python = str(Path(venvs[venv]) / "bin" / "python") if venv else sys.executable
         for mode in modes:
@@ -115,7 +120,7 @@ def commands(args) -> list[list[str]]:
 
 
 def build(args) -> None:
-    """Make what engines load, so that it takes none of their time."""
+    """Exports the models before any engine is timed."""
     work, dtypes = common.WORKS[args.config], {"savedmodel": args.dtype}
     if work.marian:
         dtypes = {"marian": "float32"} | dtypes
@@ -128,7 +133,7 @@ def build(args) -> None:
 
 
 def run(command) -> dict | None:
-    """The line that a benchmark prints; `None`, and what it said, if it failed."""
+    """Returns the line that a benchmark prints, or `None` if it failed, after printing its error."""
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if process.returncode:
         print(f"{' '.join(command)}\nfailed:\n{process.stderr[-2000:]}", file=sys.stderr)
@@ -139,7 +144,7 @@ def run(command) -> dict | None:
 
 
 def table(rows) -> str:
-    """Markdown."""
+    """Returns the table in Markdown."""
     lines = [
         "| engine | dtype | threads | tokens/s (lowest to highest) | ours to it | loading, s | peak MiB |",
         "|---|---|---|---|---|---|---|",

@@ -1,5 +1,4 @@
-"""Draw pictures of what was measured: bars from the lines of `benchmarks.compare --out`, curves from a growth table,
-the losses of training runs from their folders."""
+"""Plots results: bars from the lines of `benchmarks.compare --out`, curves from a growth table, losses of runs."""
 
 import argparse
 import csv
@@ -12,9 +11,9 @@ from benchmarks import common
 def main(argv=None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.draw", description=__doc__)
     parser.add_argument(
-        "measured", nargs="+", type=Path, help="lines of JSON (.jsonl), a growth table (.csv), or the folders of runs"
+        "measured", nargs="+", type=Path, help="JSON lines (.jsonl), a growth table (.csv), or directories of runs"
     )
-    parser.add_argument("picture", type=Path, help="the file to write: .png, .svg")
+    parser.add_argument("picture", type=Path, help="output file, .png or .svg")
     args = parser.parse_args(argv)
     table, *others = args.measured
     if table.is_dir():
@@ -29,7 +28,7 @@ def main(argv=None) -> None:
 
 
 def bars(rows, path: Path) -> None:
-    """One group of bars, longest first, for each kind of work in the rows of `common.summary`."""
+    """Plots a group of bars, longest first, for each kind of work in the rows of `common.summary`."""
     plt = _pyplot()
     kinds = _kinds_of_work(rows)
     figure, axes = plt.subplots(len(kinds), 1, figsize=(8, 0.8 + 0.4 * len(rows) + 0.7 * len(kinds)), squeeze=False)
@@ -48,7 +47,7 @@ def bars(rows, path: Path) -> None:
 
 
 def _kinds_of_work(rows) -> dict[tuple, list[dict]]:
-    """Rows by benchmark, configuration, number of sentences and precision."""
+    """Groups rows by benchmark, configuration, number of sentences and precision."""
     kinds: dict[tuple, list[dict]] = {}
     for row in rows:
         dtype = "float32" if row["dtype"] == "float32" else "bfloat16 or int8"
@@ -57,7 +56,7 @@ def _kinds_of_work(rows) -> dict[tuple, list[dict]]:
 
 
 def curves(rows, path: Path) -> None:
-    """Time against each size that was varied, and memory where it was measured: the rows of `benchmarks.growth`."""
+    """Plots time, and memory if measured, against each varied size: the rows of `benchmarks.growth`."""
     plt = _pyplot()
     series: dict[tuple[str, str], list[dict]] = {}
     for row in rows:
@@ -76,13 +75,13 @@ def curves(rows, path: Path) -> None:
         if points[0]["mib"]:
             memory = axis.twinx()
             memory.plot(values, [float(point["mib"]) for point in points], ".:", color="tab:gray")
-            memory.set_ylabel("MiB a request")
+            memory.set_ylabel("MiB per request")
             memory.set_ylim(0)
     _save(figure, path)
 
 
 def layer_types(rows, labels: dict[str, str], path: Path) -> None:
-    """Time and memory against length and width, all logarithmic: the rows of `benchmarks.layer_types`, by layer."""
+    """Plots time and memory of each layer against length and width, on log scales: rows of `benchmarks.layer_types`."""
     plt = _pyplot()
     figure, axes = plt.subplots(2, 2, figsize=(10, 8))
     units = {"milliseconds": "ms", "mib": "MiB"}
@@ -101,14 +100,14 @@ def layer_types(rows, labels: dict[str, str], path: Path) -> None:
 
 
 def losses(histories: dict[str, list[dict]], path: Path) -> None:
-    """The training loss, and that of the dev text, against the step: the history.csv of each run."""
+    """Plots training and dev loss against the step, from the history.csv of each run."""
     plt = _pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.5))
-    for axis, name, title in zip(axes, ("loss", "val_loss"), ("training", "dev text"), strict=True):
+    for axis, name, title in zip(axes, ("loss", "val_loss"), ("training", "dev set"), strict=True):
         for run, history in histories.items():
             axis.plot([int(row["step"]) for row in history], [float(row[name]) for row in history], ".-", label=run)
         axis.set_xlabel("step")
-        axis.set_ylabel("loss, nats a token")
+        axis.set_ylabel("loss, nats per token")
         axis.set_title(title, loc="left", fontsize=10)
         axis.legend()
     _save(figure, path)

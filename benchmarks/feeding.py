@@ -1,4 +1,4 @@
-"""Whether batches keep up: `model.fit` on batches as they are made, beside the same batches made before."""
+"""Measures whether batches keep up: `model.fit` on batches as they are made, and on the same batches made before."""
 
 import dataclasses
 import itertools
@@ -7,16 +7,17 @@ import time
 from benchmarks import common
 from benchmarks.training import compiled_model
 
-MEAN, SPREAD = 3.2, 0.5  # of the logarithm of a length: as in WMT 2014 most pairs have 15 to 40 tokens
+# Of the logarithm of lengths. As in WMT 2014, most pairs have 15 to 40 tokens.
+MEAN, SPREAD = 3.2, 0.5
 
 
 def main(argv=None) -> dict:
     parser = common.parser("feeding", __doc__)
     add = parser.add_argument
-    add("--text", type=int, default=1_000_000, help="pairs of random symbols (1,000,000)")
-    add("--max-length", type=int, default=64, help="tokens of the longest side (64)")
-    add("--batch-tokens", type=int, default=25_000, help="tokens a side of a batch (25,000)")
-    add("--steps", type=int, default=100, help="batches that are timed, three times each (100)")
+    add("--text", type=int, default=1_000_000, help="pairs of random tokens (1,000,000)")
+    add("--max-length", type=int, default=64, help="maximum tokens per side (64)")
+    add("--batch-tokens", type=int, default=25_000, help="tokens per side of a batch (25,000)")
+    add("--steps", type=int, default=100, help="timed batches, three times each (100)")
     args = parser.parse_args(argv)
     work = dataclasses.replace(common.WORKS[args.config], length=args.max_length)
     common.prepare(args)
@@ -36,8 +37,8 @@ def main(argv=None) -> dict:
     model = compiled_model(work, args.dtype)
 
     def fit(source) -> float:
-        """Seconds of the timed steps; the loss is read at the end alone."""
-        if keras.backend.backend() == "tensorflow":  # Keras's own takes the first two batches' sizes for all
+        """Returns the seconds of the timed steps. The loss is only read at the end."""
+        if keras.backend.backend() == "tensorflow":  # Keras assumes the sizes of the first two batches
             from tf_transformer.data import datasets as data
 
             examples = data.dataset(lambda: source)

@@ -1,8 +1,8 @@
-"""A whole training on a machine with a GPU and without TensorFlow: the program `translation` under JAX in bfloat16.
+"""Runs a training on a machine with a GPU and without TensorFlow: the program `translation` under JAX in bfloat16.
 
-It is killed once and goes on. Then the run's last checkpoints are packed without the optimizer's moments, a file each.
-If there is a test text, their average translates it there and is scored; elsewhere, unpack them in one folder, and give
-that to `tf-transformer evaluate --model`.
+It is killed once and resumed. Then the last checkpoints are packed without the optimizer's moments, one file each. If a
+test set exists, their average is scored on it. Elsewhere, unpack them into one directory, and pass that to
+`tf-transformer evaluate --model`.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import tarfile
 import time
 from pathlib import Path
 
-# The step and the evaluation of `Trainer`'s model for each shape of batches, so that JAX keeps what it compiles.
+# Runs step and evaluation of `Trainer`'s model for each shape of batches, so that JAX caches the compiled code.
 COMPILE = """
 import sys
 import numpy as np
@@ -54,16 +54,22 @@ def main(argv=None) -> dict:
         type=Path,
         required=True,
         metavar="DIR",
-        help="folder of train.en, train.de, dev.en, dev.de; test.en, test.de",
+        help="directory of train.en, train.de, dev.en, dev.de, and optionally test.en, test.de",
     )
-    add("--run", type=Path, required=True, metavar="DIR", help="the run's folder")
-    add("--to", type=Path, required=True, metavar="DIR", help="where the packed checkpoints go")
-    add("--compilers", type=int, default=0, metavar="N", help="processes that compile all shapes first (none)")
-    add("--kill-at", type=int, default=1, metavar="N", help="kill it when it has N checkpoints; 0 does not (1)")
-    add("--minutes", type=float, default=60, metavar="M", help="stop it then, and pack what there is (60)")
+    add("--run", type=Path, required=True, metavar="DIR", help="directory of the run")
+    add("--to", type=Path, required=True, metavar="DIR", help="output directory of the packed checkpoints")
+    add("--compilers", type=int, default=0, metavar="N", help="processes that compile all shapes first (0)")
+    add(
+        "--kill-at",
+        type=int,
+        default=1,
+        metavar="N",
+        help="kill the training once it has N checkpoints, or never if 0 (1)",
+    )
+    add("--minutes", type=float, default=60, metavar="M", help="stop after M minutes, and pack the checkpoints (60)")
     add("--keep", type=int, default=5, metavar="N", help="checkpoints to pack (5)")
-    add("--preset", default="multi30k", metavar="NAME", help="of the configuration and the recipe (multi30k)")
-    add("options", nargs="*", help="of tf-transformer translation, after --")
+    add("--preset", default="multi30k", metavar="NAME", help="configuration and recipe (multi30k)")
+    add("options", nargs="*", help="options of tf-transformer translation, after --")
     args = parser.parse_args(argv)
     files = [[str(args.text / f"{part}.{side}") for side in ("en", "de")] for part in ("train", "dev")]
     command = [sys.executable, "-m", "trainers.translation", "--run", str(args.run)]
@@ -82,16 +88,16 @@ def main(argv=None) -> dict:
     if args.kill_at:
         while program.poll() is None and len(checkpoints(args.run)) < args.kill_at:
             time.sleep(0.2)
-        time.sleep(1)  # in the middle of an interval
+        time.sleep(1)  # between two checkpoints
         program.send_signal(signal.SIGKILL)
         program.wait()
         killed = time.monotonic() - began
-        print(f"killed after {killed:.0f} s; going on", flush=True)
+        print(f"killed after {killed:.0f} s, resuming", flush=True)
         program = subprocess.Popen(command, env=environment)
     try:
         program.wait(max(1, began + 60 * args.minutes - time.monotonic()))
     except subprocess.TimeoutExpired:
-        program.send_signal(signal.SIGTERM)  # it saves
+        program.send_signal(signal.SIGTERM)  # saves a checkpoint
     if program.wait() not in (0, 128 + signal.SIGTERM):
         sys.exit(program.returncode)
     minutes = (time.monotonic() - began) / 60
@@ -118,7 +124,7 @@ def main(argv=None) -> dict:
         began = time.monotonic()
         evaluate = [sys.executable, "-m", "trainers.evaluate", "--model", str(args.run)]
         subprocess.run([*evaluate, "--source", str(source), "--reference", str(reference)], env=environment, check=True)
-        line["test_seconds"] = round(time.monotonic() - began, 1)  # with loading and compiling
+        line["test_seconds"] = round(time.monotonic() - began, 1)  # loading and compiling included
     print(json.dumps(line))
     return line
 
@@ -128,7 +134,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def without_optimizer(folder: Path) -> None:
-    """Leave the optimizer's variables, two thirds of the file, out of a checkpoint."""
+    """Removes the optimizer's variables, two thirds of the file, from a checkpoint."""
     import h5py
 
     weights = folder / "model.weights.h5"

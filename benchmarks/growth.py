@@ -1,5 +1,5 @@
-"""How time and memory grow: of training with length and batch, of translating with length, batch, beam and vocabulary;
-and what a step of the search costs at each position. Writes a table (.csv) and, if asked, its picture."""
+"""Measures the growth of time and memory: of training with length and batch, of translation with length, batch, beam
+and vocabulary, and of a search step with its position. Writes a table (.csv) and, if requested, a plot."""
 
 import csv
 import functools
@@ -20,13 +20,13 @@ def main(argv=None) -> dict:
     parser = common.parser("growth", __doc__)
     add = parser.add_argument
     add("--tasks", nargs="+", default=TASKS, choices=TASKS, help=f"(all of {', '.join(map(repr, TASKS))})")
-    add("--sentences", type=int, default=8, help="sentences a request where they are not what varies (8)")
+    add("--sentences", type=int, default=8, help="sentences per request unless varied (8)")
     add("--longest", type=int, default=256, help="steps of the longest search (256)")
-    add("--repeats", type=int, default=3, help="steps or requests that are timed at each point (3)")
-    add("--warmup", type=int, default=1, help="steps or requests before that (1)")
-    add("--inter-threads", type=int, default=1, help="operations at a time (1)")
-    add("--out", type=Path, default=Path("growth.csv"), metavar="FILE", help="the table (growth.csv)")
-    add("--picture", type=Path, metavar="FILE", help="draw it")
+    add("--repeats", type=int, default=3, help="timed steps or requests per point (3)")
+    add("--warmup", type=int, default=1, help="untimed steps or requests before (1)")
+    add("--inter-threads", type=int, default=1, help="concurrent operations (1)")
+    add("--out", type=Path, default=Path("growth.csv"), metavar="FILE", help="output table (growth.csv)")
+    add("--picture", type=Path, metavar="FILE", help="output plot")
     common.add_work_folder(parser)
     args = parser.parse_args(argv)
     work = common.WORKS[args.config]
@@ -63,7 +63,7 @@ def point(task, varied, value, seconds, mib="") -> dict:
 
 
 def training(work, args) -> list[dict]:
-    """A step's time against the length of sentences and their number."""
+    """Measures a step's time against length and number of sentences."""
     rows = []
     for varied, values in (
         ("length", [work.length // 2, work.length, 2 * work.length, 4 * work.length]),
@@ -76,7 +76,7 @@ def training(work, args) -> list[dict]:
 
 
 def translation(work, args) -> list[dict]:
-    """A request's time and memory against what it asks for, and against the vocabulary."""
+    """Measures a request's time and memory against its sizes and against the vocabulary."""
     longest = args.longest
 
     @functools.lru_cache(maxsize=1)
@@ -105,7 +105,7 @@ def translation(work, args) -> list[dict]:
 
 
 def search_steps(work, args) -> list[dict]:
-    """The time between the steps of one search of `longest` steps."""
+    """Measures the time between the steps of one search of `longest` steps."""
     import tensorflow as tf
 
     translator = random_translator(work, args.dtype, args.work, extra_length=args.longest)
@@ -113,7 +113,7 @@ def search_steps(work, args) -> list[dict]:
     decode_step = translator.model.decode_step
 
     def stamped(ids, *others, **named):
-        def stamp(ids):  # which waits for them, and so for the step before
+        def stamp(ids):  # runs when they are computed, after the previous step
             stamps.append(time.perf_counter())
             return ids
 

@@ -1,4 +1,4 @@
-"""Batches from text files, which are tokenized first, as training reads them: tokens a second without a model."""
+"""Measures batches from tokenized text files, as training reads them: tokens/s without a model."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ def main(argv=None) -> dict:
     add = parser.add_argument
     add("--text", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help="parallel text (generated)")
     add("--lines", type=int, default=100_000, help="pairs of generated text (100,000)")
-    add("--batch-tokens", type=int, default=25_000, help="tokens a side of a batch (25,000)")
+    add("--batch-tokens", type=int, default=25_000, help="tokens per side of a batch (25,000)")
     add("--seconds", type=float, default=10, help="how long to read (10)")
     add("--training-rate", type=float, help="target tokens/s that training consumes, to compare with")
     common.add_work_folder(parser)
@@ -51,10 +51,10 @@ def main(argv=None) -> dict:
 
 
 def read(batches, seconds: float):
-    """Read batches for so long.
+    """Reads batches for a number of seconds.
 
     Returns:
-        a `common.Clock` that ticked before and after; seconds of the processor; source and target tokens.
+        A `common.Clock` that ticked before and after, processor seconds, and the numbers of source and target tokens.
     """
     import tensorflow as tf
 
@@ -69,7 +69,7 @@ def read(batches, seconds: float):
 
 
 def generated_files(work, lines: int, folder: Path) -> list[Path]:
-    """Parallel text, written line by line: the second file has the first one's lines in reverse."""
+    """Writes parallel text line by line. The second file has the words of the first one's lines in reverse."""
     paths = [folder / f"text-{work.vocab_size}-{lines}.{side}" for side in ("source", "target")]
     if not all(path.exists() for path in paths):
         print(f"generating {lines:,} pairs of sentences ...", file=sys.stderr)

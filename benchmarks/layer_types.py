@@ -1,5 +1,5 @@
-"""Table 1: time and memory of one layer of each type against the sequence's length n and the width d, and the exponents
-by which they grow, beside the paper's formulas. Forward, one sequence; stock Keras where it is not attention."""
+"""Measures Table 1: time and memory of one layer of each type against the sequence length n and the width d, and the
+exponents of their growth, next to the paper's formulas. Forward pass, one sequence, stock Keras except for attention."""
 
 import functools
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks import common, draw
 
-# The paper's columns: complexity per layer, sequential operations, maximum path length.
+# Columns of the paper: complexity per layer, sequential operations, maximum path length.
 TYPES = {
     "self-attention": ("n² d", "1", "1"),
     "recurrent": ("n d²", "n", "n"),
@@ -15,24 +15,22 @@ TYPES = {
     "separable convolution": ("k n d + n d²", "1", "log_k n"),
     "restricted self-attention": ("r n d", "1", "n / r"),
 }
-LARGE = 4  # points of a series, its largest, that an exponent is fitted to
+LARGE = 4  # number of points, the largest, that an exponent is fitted to
 
 
 def main(argv=None) -> dict:
     parser = common.parser("layer_types", __doc__)
     add = parser.add_argument
     add("--layers", nargs="+", default=list(TYPES), choices=TYPES, metavar="TYPE", help=f"(all of {', '.join(TYPES)})")
-    add("--longest", type=int, default=32_768, metavar="N", help="the largest n, of eight, each twice the last (32768)")
-    add("--length", type=int, default=2_048, metavar="N", help="n where d varies, from d_model / 4 to 4 d_model (2048)")
+    add("--longest", type=int, default=32_768, metavar="N", help="largest of eight n, each twice the previous (32768)")
+    add("--length", type=int, default=2_048, metavar="N", help="n while d varies from d_model / 4 to 4 d_model (2048)")
     add("--window", type=int, default=128, metavar="R", help="r of restricted self-attention (128)")
     add("--kernel", type=int, default=3, metavar="K", help="k of the convolutions (3)")
-    add(
-        "--most-mib", type=int, default=1_024, metavar="MIB", help="of attention weights [h, n, n]; longer: none (1024)"
-    )
-    add("--rounds", type=int, default=4, help="times that all points are measured, one after the other (4)")
-    add("--repeats", type=int, default=3, help="calls that are timed each time; the fastest of all counts (3)")
-    add("--warmup", type=int, default=1, help="calls before that (1)")
-    add("--picture", type=Path, metavar="FILE", help="draw it")
+    add("--most-mib", type=int, default=1_024, metavar="MIB", help="skip attention weights [h, n, n] above this (1024)")
+    add("--rounds", type=int, default=4, help="passes over all points (4)")
+    add("--repeats", type=int, default=3, help="timed calls per pass, of which the fastest counts (3)")
+    add("--warmup", type=int, default=1, help="untimed calls before (1)")
+    add("--picture", type=Path, metavar="FILE", help="output plot")
     args = parser.parse_args(argv)
     work = common.WORKS[args.config]
     common.prepare_tensorflow(args)
@@ -56,7 +54,7 @@ def main(argv=None) -> dict:
 
 
 def prepared(layer: str, n: int, d: int, head: int, args):
-    """One layer's forward pass on x [1, n, d], compiled."""
+    """Compiles one layer's forward pass on x [1, n, d]."""
     import tensorflow as tf
 
     function = tf.function(function_of(layer, d, head, args), autograph=False)
@@ -65,7 +63,7 @@ def prepared(layer: str, n: int, d: int, head: int, args):
 
 
 def measure(layer: str, varied: str, n: int, d: int, call, args) -> dict:
-    """The fastest time, and what it takes besides x and weights."""
+    """Measures the fastest time, and the memory in addition to x and weights."""
     clock = common.timed(call, args.repeats, args.warmup)
     row = {
         "layer": layer,
@@ -81,7 +79,7 @@ def measure(layer: str, varied: str, n: int, d: int, call, args) -> dict:
 
 
 def function_of(layer: str, d: int, head: int, args):
-    """A layer of the type, as a function of x [1, n, d]."""
+    """Returns a layer of the type as a function of x [1, n, d]."""
     import keras
 
     from tf_transformer.layers import MultiHeadAttention, restricted_attention
@@ -101,11 +99,10 @@ def function_of(layer: str, d: int, head: int, args):
 
 
 def exponents(rows: list[dict]) -> dict[str, dict[str, float | None]]:
-    """Of each layer, by what power time and memory grow: least squares through the logarithms of its largest points.
+    """Fits the exponents of time and memory of each layer: least squares through the logarithms of its largest points.
 
-    Where a point was measured several times the fastest counts, since other work only makes it slower.
-
-    `None` where there are fewer than two, or where TensorFlow's allocator counted nothing.
+    The fastest measurement of a point counts, since other work only makes it slower. `None` means fewer than two
+    points, or that TensorFlow's allocator counted nothing.
     """
     import numpy as np
 
@@ -120,7 +117,7 @@ def exponents(rows: list[dict]) -> dict[str, dict[str, float | None]]:
 
 
 def table(powers: dict[str, dict[str, float | None]]) -> str:
-    """Markdown: the paper's Table 1, and what was measured."""
+    """Returns the paper's Table 1 with the measured exponents in Markdown."""
     columns = ["time, n", "time, d", "memory, n", "memory, d"]
     lines = [
         "| layer | complexity | sequential operations | longest path | " + " | ".join(columns) + " |",

@@ -1,13 +1,12 @@
-"""A checkpoint of MarianMT here and in Hugging Face's `transformers`: the same ids, outputs, log-probabilities, BLEU?
+"""Compares a MarianMT checkpoint here and in Hugging Face's `transformers`: ids, outputs, log-probabilities and BLEU.
 
-Both search greedily and with beams, without length penalty and up to the same greatest length; padding has no share of
-the probability, as the checkpoints of OPUS-MT have it. Where outputs differ, a line of JSON gives the log-probabilities
-of both in both models: of the two symbols at the first difference of greedy search, of the two outputs with beams. A
-`tie` is a gap of at most --tolerance; `rounding` is a beam that our own search finds, too, when what it adds up is
-changed by no more than --tolerance. Anything else is `unexplained`, and so are other ids of a text; the exit status is
-1 if there are any.
+Both search greedily and with beams, without length penalty and up to the same maximum length. Padding has no
+probability, as in the checkpoints of OPUS-MT. For outputs that differ, a JSON line has the log-probabilities of both in
+both models: of the first two tokens that differ for greedy search, of the outputs for beam search. A `tie` is a gap of
+at most --tolerance. `rounding` is an output that our search also finds if its logits change by at most --tolerance.
+Anything else, such as other ids of a text, is `unexplained`, and makes the exit status 1.
 
-With --run, the run that the checkpoint was exported from is compared as well.
+--run also compares the run that the checkpoint was exported from.
 """
 
 import argparse
@@ -26,9 +25,9 @@ COLUMNS += ("max_log_prob_difference", "max_difference_per_symbol", "bleu", "ble
 
 
 class Output(NamedTuple):
-    """The best output for a sentence."""
+    """Best output for a sentence."""
 
-    ids: list[int]  # ours, with the end symbol
+    ids: list[int]  # our ids, with EOS
     log_prob: float
     text: str
 
@@ -37,13 +36,13 @@ def main(argv=None) -> list[dict]:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m benchmarks.marian", None, __doc__, formatter_class=formatter)
     add = parser.add_argument
-    add("checkpoint", type=Path, metavar="CHECKPOINT", help="its folder")
+    add("checkpoint", type=Path, metavar="CHECKPOINT", help="its directory")
     add("--source", required=True, metavar="FILE", help="sentences to translate")
     add("--reference", required=True, metavar="FILE", help="their references, for BLEU and the target's ids")
-    add("--run", type=Path, metavar="DIR", help="the folder of the run that the checkpoint was exported from")
+    add("--run", type=Path, metavar="DIR", help="directory of the run that the checkpoint was exported from")
     add("--beam-size", type=int, default=4, help="(4)")
-    add("--longest", type=int, default=200, help="greatest number of symbols of an output in both (200)")
-    add("--tolerance", type=float, default=1e-4, help="of log-probabilities (1e-4)")
+    add("--longest", type=int, default=200, help="maximum tokens per output (200)")
+    add("--tolerance", type=float, default=1e-4, help="tolerance of log-probabilities (1e-4)")
     add("--threads", type=int, default=2, help="threads of PyTorch and TensorFlow (2)")
     args = parser.parse_args(argv)
 
@@ -66,7 +65,7 @@ def main(argv=None) -> list[dict]:
 
 
 class Ours:
-    """A `Translator`, length_penalty = 0."""
+    """A `Translator` without length penalty."""
 
     def __init__(self, translator, longest: int):
         import tensorflow as tf
@@ -98,7 +97,7 @@ class Ours:
         return [Output(ids[:n].tolist(), log_prob, text.decode()) for ids, n, log_prob, text in rows]
 
     def log_probs(self, text: str, ids: list[int]) -> np.ndarray:
-        """Of each symbol of an output [T]."""
+        """Returns the log-probability of each token of an output [T]."""
         import tensorflow as tf
 
         source, *_ = self.translator.source(tf.constant([text]))
@@ -106,7 +105,7 @@ class Ours:
 
 
 class Transformers:
-    """The checkpoint in `transformers`, float32; its ids come and go as ours."""
+    """The checkpoint in `transformers`, in float32. Its methods take and return our ids."""
 
     def __init__(self, args):
         import torch
@@ -118,11 +117,11 @@ class Transformers:
         transformers.logging.disable_progress_bar()
         torch.set_num_threads(args.threads)
         self.longest = args.longest
-        # A control symbol that is written in a text is text.
+        # Control tokens in a text are plain text.
         self.tokenizer = transformers.MarianTokenizer.from_pretrained(args.checkpoint, split_special_tokens=True)
         self.model = transformers.MarianMTModel.from_pretrained(args.checkpoint, dtype=torch.float32).eval()
         self.rows = checkpoint_in(args.checkpoint).target.rows
-        self.ours = {row: id for id, row in enumerate(self.rows) if id != 1}  # padding's is 0
+        self.ours = {row: id for id, row in enumerate(self.rows) if id != 1}  # Padding is 0.
 
     def ids(self, texts: list[str], target: bool) -> list[list[int]]:
         encoding = self.tokenizer(**{"text_target" if target else "text": texts}, add_special_tokens=False)
@@ -142,8 +141,8 @@ class Transformers:
                 length_penalty=0.0,
                 early_stopping=False,
                 do_sample=False,
-                max_length=self.longest + 1,  # it counts the start symbol
-                forced_eos_token_id=None,  # there, which ours does not
+                max_length=self.longest + 1,  # BOS included
+                forced_eos_token_id=None,  # unlike ours
                 bad_words_ids=[[padding]],
                 renormalize_logits=True,
                 return_dict_in_generate=True,
@@ -173,19 +172,19 @@ class Transformers:
 
 
 class Comparison:
-    """Of two engines that have the methods of `Ours`.
+    """Comparison of two engines with the methods of `Ours`.
 
     Args:
-        ours: the checkpoint here.
-        other: what it is compared with.
-        args: longest, the greatest length, and tolerance.
+        ours: The checkpoint here.
+        other: The other engine.
+        args: Namespace of longest and tolerance.
     """
 
     def __init__(self, ours: Ours, other, args):
         self.ours, self.other, self.args = ours, other, args
 
     def texts(self, sources: list[str], references: list[str]) -> list[dict]:
-        """Ids of both sides, and the texts that those of the target become again."""
+        """Compares ids of both sides, and the texts decoded from the target's ids."""
         checks = []
         for check, texts, target in (("source ids", sources, False), ("target ids", references, True)):
             checks.append((check, self.ours.ids(texts, target), self.other.ids(texts, target)))
@@ -225,11 +224,11 @@ class Comparison:
         }
 
     def why(self, source: str, output: Output, other: Output, beam_size: int) -> dict:
-        """Of which kind a difference is, with the log-probabilities that both outputs have in both models."""
+        """Returns the kind of a difference, with the log-probabilities of both outputs in both models."""
         both = (output.ids, other.ids)
         first = next((i for i, pair in enumerate(zip(*both, strict=False)) if pair[0] != pair[1]), None)
         details: dict = {"here": output.text, "there": other.text}
-        if first is None:  # other texts of the same ids, or one is the other's beginning
+        if first is None:  # Equal ids have other texts, or one output starts with the other.
             return {"kind": "unexplained", **details}
         part = slice(first, first + 1) if beam_size == 1 else slice(None)
         gaps = []
@@ -251,14 +250,14 @@ class Comparison:
 
 
 def noise_finds(translator, search, output: list[int], tolerance: float, tries: int = 20) -> bool:
-    """Whether our search gives `output` when logits change by at most the tolerance, at random.
+    """Returns whether our search finds `output` if logits change randomly by at most the tolerance.
 
     Args:
-        translator: a `Translator`.
-        search: the source's ids [1, S], the beam size and the greatest length.
-        output: ids.
-        tolerance: of logits.
-        tries: how often to try.
+        translator: A `Translator`.
+        search: Source ids [1, S], beam size and maximum length.
+        output: Ids of the output.
+        tolerance: Maximum change of logits.
+        tries: Number of searches.
     """
     import tensorflow as tf
 
@@ -287,13 +286,13 @@ def batches(items: list, size: int = 32, key=len):
 
 
 def counted(check: str, ours: list, others: list) -> dict:
-    """How many rows are the same."""
+    """Counts equal rows."""
     same = sum(one == other for one, other in zip(ours, others, strict=True))
     return {"check": check, "lines": len(ours), "same": same, "unexplained": len(ours) - same}
 
 
 def table(lines: list[dict]) -> str:
-    """Markdown."""
+    """Returns the table in Markdown."""
 
     def cell(value) -> str:
         if isinstance(value, float):

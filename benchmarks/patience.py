@@ -1,7 +1,7 @@
-"""How long a search is worth going on: BLEU, search errors and speed of a model's search by patience.
+"""Measures BLEU, search errors and speed of a model's search by patience.
 
-A search error is an output whose score is below that of the exact search, whose patience is infinite. A table of a line
-for each patience, all in turn, in one process.
+A search error is an output whose score is below that of the exact search, whose patience is infinite. Prints a table
+with one line per patience. All run in turn, in one process.
 """
 
 import argparse
@@ -16,15 +16,15 @@ def main(argv=None) -> list[dict]:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m benchmarks.patience", None, __doc__, formatter_class=formatter)
     add = parser.add_argument
-    add("model", metavar="DIR", help="the folder of a run, a SavedModel or a checkpoint of MarianMT")
+    add("model", metavar="DIR", help="directory of a run, a SavedModel or a checkpoint")
     add("--source", required=True, metavar="FILE", help="sentences to translate")
     add("--reference", required=True, metavar="FILE", help="their references, for BLEU")
     add("--patience", nargs="+", type=float, default=[0.5, 1, 2], metavar="X", help="(0.5 1 2), besides infinity")
     add("--beam-size", type=int, default=4, help="(4)")
     add("--length-penalty", type=float, default=0.6, help="(0.6)")
-    add("--sentences", type=int, default=32, help="sentences a batch, sorted by length (32)")
-    add("--threads", type=int, default=2, help="threads of an operation (2)")
-    add("--rounds", type=int, default=3, help="times that each translates the text, after one to warm up (3)")
+    add("--sentences", type=int, default=32, help="sentences per batch, sorted by length (32)")
+    add("--threads", type=int, default=2, help="threads per operation (2)")
+    add("--rounds", type=int, default=3, help="timed translations of the text, after one warm-up (3)")
     args = parser.parse_args(argv)
     common.prepare_tensorflow(args)
 

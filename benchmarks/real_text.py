@@ -1,12 +1,12 @@
 """Sentences/s and BLEU on real text, strings in and strings out: our SavedModel, our exports to LiteRT and ONNX, and
-CTranslate2, with the same weights. LiteRT, and ONNX in int8, take one sentence after the other, whatever the batch.
+CTranslate2, with the same weights. LiteRT, and ONNX in int8, take one sentence after the other for any batch.
 
-Exports a run once for each engine, starts a process for each, and lets them translate the whole text in turn, so that
-what else the machine does meets all of them. Prints a line of JSON for each. A process whose turn it is not is stopped:
-unless OMP_WAIT_POLICY is PASSIVE, CTranslate2's threads wait without sleeping, also when there is nothing to do.
-`others_cores` says how many cores other processes kept busy meanwhile. Trust the times only where that is about 0.
+Exports a run once for each engine, starts one process for each, and lets them translate the whole text in turn, so that
+other load of the machine affects all of them. Prints one JSON line for each. Processes that wait for their turn are
+stopped: unless OMP_WAIT_POLICY is PASSIVE, CTranslate2's threads wait without sleeping, even when idle. `others_cores`
+is the number of cores that other processes kept busy. Trust the times only if it is about 0.
 
-Search is each engine's own, with the same beams; both end it when as many outputs as beams have ended. Ours divides by
+Each engine has its search, with the same beams. All end it when as many outputs as beams have ended. Ours divides by
 ((5 + length) / 6)^length_penalty, CTranslate2 by length^length_penalty.
 """
 
@@ -34,16 +34,16 @@ def main(argv=None) -> list[dict]:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m benchmarks.real_text", None, __doc__, formatter_class=formatter)
     add = parser.add_argument
-    add("--run", type=Path, required=True, metavar="DIR", help="the run's folder")
-    add("--average-last", type=int, default=5, metavar="N", help="average so many checkpoints, the last ones (5)")
+    add("--run", type=Path, required=True, metavar="DIR", help="directory of the run")
+    add("--average-last", type=int, default=5, metavar="N", help="average the last N checkpoints (5)")
     add("--source", required=True, metavar="FILE", help="sentences to translate")
     add("--reference", required=True, metavar="FILE", help="their references, for BLEU")
     add("--beam-size", type=int, default=4, help="(4)")
-    add("--length-penalty", type=float, default=0.6, help="exponent of each engine's own length penalty (0.6)")
-    add("--sentences", type=int, default=32, help="sentences a batch, sorted by length (32)")
-    add("--threads", type=int, default=2, help="threads of an engine (2)")
-    add("--rounds", type=int, default=5, help="times that each engine translates the text (5)")
-    add("--warmup", type=int, default=1, help="times before that (1)")
+    add("--length-penalty", type=float, default=0.6, help="exponent of each engine's length penalty (0.6)")
+    add("--sentences", type=int, default=32, help="sentences per batch, sorted by length (32)")
+    add("--threads", type=int, default=2, help="threads per engine (2)")
+    add("--rounds", type=int, default=5, help="timed translations of the text per engine (5)")
+    add("--warmup", type=int, default=1, help="untimed translations before (1)")
     args = parser.parse_args(argv)
     common.prepare(args)
 
@@ -52,7 +52,7 @@ def main(argv=None) -> list[dict]:
     from tf_transformer.serving.versions import size_of
 
     sources, references = read_text_pairs(args.source, args.reference)
-    spawn = multiprocessing.get_context("spawn")  # the engines share no process, nor with this one
+    spawn = multiprocessing.get_context("spawn")  # Each engine has a process.
     with tempfile.TemporaryDirectory() as folder:
         exporter = spawn.Process(target=export, args=(Path(folder), args))
         exporter.start()
@@ -98,7 +98,7 @@ def main(argv=None) -> list[dict]:
 
 
 def export(folder: Path, args) -> None:
-    """Write the mean of a run's checkpoints for every engine."""
+    """Exports the mean of a run's checkpoints for every engine."""
     import tf_transformer as tt
     from tf_transformer.serving.formats import formats
 
@@ -114,14 +114,14 @@ def folder_of(folder: Path, name: str) -> Path:
 
 
 class Engine:
-    """An engine in a process of its own, which runs only while it translates the text."""
+    """An engine in a process that only runs while it translates the text."""
 
     def __init__(self, spawn, name: str, folder: Path, args, sources: list[str]):
         self.pipe, other = spawn.Pipe()
         self.process = spawn.Process(target=serve, args=(other, name, folder_of(folder, name), args, sources))
         self.process.start()
         other.close()
-        self.pipe.recv()  # it is loaded
+        self.pipe.recv()  # waits until it is loaded
         self.stop()
         self.seconds: list[float] = []
         self.others: list[float] = []
@@ -141,7 +141,7 @@ class Engine:
 
 
 def serve(pipe, name: str, path: Path, args, sources: list[str]) -> None:
-    """The process of an engine."""
+    """Runs in the process of an engine."""
     load = {"savedmodel": load_tensorflow, "ctranslate2": load_ctranslate2}
     translate = load.get(name.split()[0], load_client)(path, args)
     by_length = sorted(range(len(sources)), key=lambda i: len(sources[i]))
@@ -165,7 +165,7 @@ def load_tensorflow(path: Path, args):
     signature = model.signatures["serving_default"]
 
     def translate(texts):
-        assert model  # the signature alone would not keep the weights
+        assert model  # A signature does not keep the weights.
         return [text.decode() for text in signature(text=tf.constant(texts))["translation"].numpy()]
 
     return translate

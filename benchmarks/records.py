@@ -1,4 +1,4 @@
-"""A corpus larger than memory: trainers.prepare of generated pairs, then batches from its records, without a model."""
+"""Measures a corpus larger than memory: trainers.prepare of generated pairs, then batches from its records."""
 
 import subprocess
 import sys
@@ -13,9 +13,9 @@ def main(argv=None) -> dict:
     parser = common.parser("records", __doc__, dtypes=())
     add = parser.add_argument
     add("--lines", type=int, default=5_000_000, help="pairs of generated text (5,000,000)")
-    add("--batch-tokens", type=int, default=25_000, help="tokens a side of a batch (25,000)")
-    add("--seconds", type=float, default=60, help="how long to read (60)")
-    add("--first", type=int, default=0, help="the batch to begin with (0)")
+    add("--batch-tokens", type=int, default=25_000, help="tokens per side of a batch (25,000)")
+    add("--seconds", type=float, default=60, help="seconds to read (60)")
+    add("--first", type=int, default=0, help="index of the first batch (0)")
     common.add_work_folder(parser)
     args = parser.parse_args(argv)
     args.dtype = "int32"
@@ -24,7 +24,7 @@ def main(argv=None) -> dict:
     prepare = ["--train", *map(str, files), "--to", str(folder), "--vocab-size", str(work.vocab_size)]
     began = time.perf_counter()
     command = [sys.executable, "-m", "trainers.prepare", *prepare, "--sample", "200000"]
-    subprocess.run(command, cwd=Path(__file__).parents[1], check=True, stdout=2)  # standard error
+    subprocess.run(command, cwd=Path(__file__).parents[1], check=True, stdout=2)
     preparing = time.perf_counter() - began
 
     common.prepare_tensorflow(args, inter_threads=args.threads)

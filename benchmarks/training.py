@@ -1,4 +1,4 @@
-"""Training by `model.fit`: target tokens a second of whole steps, and the memory of one."""
+"""Measures training by `model.fit`: target tokens/s of whole steps, and the memory of a step."""
 
 import os
 
@@ -9,12 +9,12 @@ def main(argv=None) -> dict:
     parser = common.parser("training", __doc__)
     common.add_training(parser)
     add = parser.add_argument
-    add("--inter-threads", type=int, default=1, help="operations at a time, TensorFlow only (1)")
+    add("--inter-threads", type=int, default=1, help="concurrent operations, TensorFlow only (1)")
     common.add_step_sizes(parser)
-    add("--stock-adam", action="store_true", help="keras.optimizers.Adam, not what the trainers use")
-    add("--metrics", action="store_true", help="with the metrics that the trainers show")
+    add("--stock-adam", action="store_true", help="keras.optimizers.Adam instead of the trainers' Adam")
+    add("--metrics", action="store_true", help="with the trainers' metrics")
     add("--jit", action="store_true", help="compiled by XLA")
-    add("--num-microbatches", type=int, default=1, help="compute a step's pairs in so many parts, TensorFlow only (1)")
+    add("--num-microbatches", type=int, default=1, help="parts of a step's pairs, TensorFlow only (1)")
     args = parser.parse_args(argv)
     work = common.with_step_sizes(common.WORKS[args.config], args)
 
@@ -51,10 +51,10 @@ def main(argv=None) -> dict:
 
 
 def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False, num_microbatches=1):
-    """Train a new model for so many steps.
+    """Trains a new model for a number of steps.
 
     Returns:
-        a `common.Clock` that ticked before the first step and after each, and the model.
+        A `common.Clock` that ticked before the first step and after each, and the model.
     """
     import keras
 
@@ -64,7 +64,7 @@ def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False, num_mi
 
     class Ticks(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            float(logs["loss"])  # waits for the step where the backend does not
+            float(logs["loss"])  # waits for the step if the backend does not
             clock.tick()
 
     clock.tick()
@@ -73,7 +73,7 @@ def train(work, dtype, steps, stock_adam=False, metrics=False, jit=False, num_mi
 
 
 def compiled_model(work, dtype, stock_adam=False, metrics=False, jit=False, num_microbatches=1):
-    """Our model of this work's sizes, compiled with the paper's schedule and loss."""
+    """Returns our model of this work's sizes, compiled with the paper's schedule and loss."""
     import keras
 
     import tf_transformer as tt
@@ -94,7 +94,7 @@ def compiled_model(work, dtype, stock_adam=False, metrics=False, jit=False, num_
 
 
 def fit(model, batches, **options):
-    """One step for each batch."""
+    """Makes one step for each batch."""
     import numpy as np
 
     source, target = (np.concatenate(side) for side in zip(*batches, strict=True))
@@ -102,7 +102,7 @@ def fit(model, batches, **options):
 
 
 def model_of(work):
-    """Our model of this work's sizes, with random weights."""
+    """Returns our model of this work's sizes, with random weights."""
     import tf_transformer as tt
     from tf_transformer.extensions.interop.families.marian.model import MarianConfig, MarianTransformer
 

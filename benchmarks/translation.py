@@ -1,4 +1,4 @@
-"""Translating with an exported SavedModel, strings in and strings out: output tokens a second, and memory a request."""
+"""Measures translation with an exported SavedModel, strings in and strings out: output tokens/s, memory per request."""
 
 import hashlib
 import multiprocessing
@@ -42,7 +42,7 @@ def main(argv=None) -> dict:
         return signature("serving_default", text=sentences)["translation"]
 
     clock = common.timed(request, args.repeats, args.warmup)
-    # TensorFlow keeps what it frees, and only its Python can be asked.
+    # TensorFlow keeps freed memory, and only its Python API counts it.
     memory = {"request_mib": round(common.request_mib(request), 1)} if args.loader == "python" else {}
     check(signature, sentences, work)
     return common.report(
@@ -78,25 +78,25 @@ def translate_in_keras(work, args) -> dict:
 
 
 def check(signature, sentences, work) -> None:
-    """The request was the work that was meant: so many tokens in, and so many steps that none ended."""
+    """Checks that a request has the work's number of tokens and of steps, and that no output ended."""
     outputs = signature("translate", text=sentences)
     for name, expected in (("source_length", work.source_length), ("lengths", work.steps), ("finished", 0)):
         if not (outputs[name][..., : work.beam_size] == expected).all():
             raise AssertionError(f"expected {name}={expected} in all translations, got {outputs[name]}")
 
 
-# What is served
+# Exports
 
 
 def exported(work, dtype, folder: Path, max_length: int | None = None, kind: str = "savedmodel") -> Path:
-    """A model of random weights that never ends a sentence; built once for the code as it stands.
+    """Exports a random model that never ends a sentence, once for this state of the code. Returns the export's path.
 
     Args:
-        work: sizes.
-        dtype: what it computes in.
-        folder: where such things are kept.
-        max_length: the most steps of the search that a request may ask for; by default those of the work.
-        kind: "savedmodel", or "ctranslate2" or "litert" for that engine's folder with the same weights; of MarianMT's
+        work: Sizes of the model.
+        dtype: Dtype of computations.
+        folder: Directory of all exports.
+        max_length: Maximum steps of a request's search. Defaults to those of the work.
+        kind: "savedmodel", or "ctranslate2" or "litert" for that engine's export of the same weights. With MarianMT's
             layers also "marian", the checkpoint that all are made from.
     """
     max_length = max_length or work.steps
@@ -107,7 +107,7 @@ def exported(work, dtype, folder: Path, max_length: int | None = None, kind: str
     if not path.exists():
         for old in folder.glob(stem + "*"):
             shutil.rmtree(old)
-        # In a process of its own, so that the memory measured here is that of serving.
+        # In another process, so that this one measures only the memory of serving.
         build = (work, dtype, folder, max_length, kind, path)
         process = multiprocessing.get_context("spawn").Process(target=_export, args=build)
         process.start()
@@ -137,7 +137,7 @@ def _export(work, dtype, folder, max_length, kind, path) -> None:
 
 
 def random_translator(work, dtype, folder: Path, **options):
-    """A `Translator` of random weights that never ends a sentence."""
+    """Returns a `Translator` of random weights that never ends a sentence."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import keras
 
@@ -152,15 +152,15 @@ def random_translator(work, dtype, folder: Path, **options):
 
 
 def search_of(work) -> dict:
-    """Options of a `Translator`."""
+    """Returns the search options of a `Translator`."""
     return {"beam_size": work.beam_size, "length_penalty": work.length_penalty}
 
 
 def never_end(model) -> None:
-    """Make the end symbol's logit -d_model at every position: the chance of an end is e^-d_model.
+    """Makes the logit of EOS -d_model at every position, so that its probability is e^-d_model.
 
-    What the last layer normalization gives has the mean 0 before its beta is added. With beta = 1 the logit of an
-    embedding of -1s is therefore -d_model; of the others, N(0, 1 / d_model) in each component, it is as it was or so.
+    The output of the last layer normalization has the mean 0 before its beta is added. With beta = 1 the logit of an
+    embedding of -1s is therefore -d_model. The other logits hardly change, since components are N(0, 1 / d_model).
     """
     from tf_transformer.tokenizers.tokenizer import EOS_ID
 
@@ -175,7 +175,7 @@ def never_end(model) -> None:
 
 
 def tokenizer_path(work, folder: Path) -> Path:
-    """A SentencePiece model of the work's vocabulary, learned once from generated text."""
+    """Trains a SentencePiece model of the work's vocabulary once, on generated text. Returns its path."""
     path = folder / f"vocabulary-{work.vocab_size}.model"
     if not path.exists():
         import tf_transformer as tt
@@ -186,7 +186,7 @@ def tokenizer_path(work, folder: Path) -> Path:
 
 
 def source_sentences(work, count: int, folder: Path) -> list[str]:
-    """Sentences of exactly `source_length` tokens: random pieces that are whole words."""
+    """Returns sentences of exactly `source_length` tokens, of random words that are one token each."""
     import random
 
     import sentencepiece
@@ -198,7 +198,7 @@ def source_sentences(work, count: int, folder: Path) -> list[str]:
     return [" ".join(chance.choices(vocabulary, k=work.source_length)) for _ in range(count)]
 
 
-# Loaders: each gives a function (signature, **inputs) -> {name: array}
+# Loaders. Each returns a function (signature, **inputs) -> {name: array}.
 
 
 def load_in_python(path: Path, args):
@@ -208,7 +208,7 @@ def load_in_python(path: Path, args):
     model = tf.saved_model.load(str(path))
 
     def call(name, **inputs):
-        function = model.signatures[name] if name == "serving_default" else getattr(model, name)  # knows defaults
+        function = model.signatures[name] if name == "serving_default" else getattr(model, name)  # has defaults
         outputs = function(**{key: tf.constant(value) for key, value in inputs.items()})
         return {key: value.numpy() for key, value in outputs.items()}
 

@@ -1,14 +1,14 @@
-"""Sentences/s and latency of a model that many clients ask at once, each for one sentence after the other.
+"""Measures sentences/s and latency of a model with many clients at once, each with one sentence after the other.
 
-The model is at a server with TensorFlow Serving's REST API; or this process loads an export, our SavedModel, as
-TensorFlow Serving does, or one for LiteRT or CTranslate2, and its memory is shown, too. First each sentence is
-translated alone; every later answer is compared with that one. Prints a line of JSON for each number of clients. With
---every it prints more lines, for instance one a minute for an hour:
+The model is at a server with TensorFlow Serving's REST API. Or this process loads an export (our SavedModel, as
+TensorFlow Serving loads it, or one for LiteRT or CTranslate2), and also prints its memory. First each sentence is
+translated separately. All later outputs are compared with these. Prints one JSON line for each number of clients, or
+more with --every, for instance one per minute for an hour:
 
     python -m benchmarks.under_load EXPORT --source FILE --clients 16 --seconds 3600 --every 60
 
-With --batch, sentences that come within --wait milliseconds are translated together, as TensorFlow Serving does with
---enable_batching. What a server refuses, as when its queue is full, and what comes late are errors.
+With --batch, sentences that arrive within --wait milliseconds are translated together, as TensorFlow Serving does with
+--enable_batching. Rejected requests, such as with a full queue, and late responses are errors.
 """
 
 import argparse
@@ -24,34 +24,34 @@ from pathlib import Path
 
 from benchmarks import common
 
-ENGINES = {
+ENGINES = {  # by a file of their exports
     "saved_model.pb": common.OURS,
     "model.tflite": "litert",
     "model.bin": "ctranslate2",
-}  # by a file of an export
+}
 
 
 def main(argv=None) -> list[dict]:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m benchmarks.under_load", None, __doc__, formatter_class=formatter)
     add = parser.add_argument
-    add("export", metavar="EXPORT", help="the folder of a SavedModel or another export; or http://HOST/v1/models/NAME")
-    add("--source", type=Path, required=True, metavar="FILE", help="sentences, one a line")
-    add("--sentences", type=int, default=100, help="how many lines of it, from the first on (100)")
+    add("export", metavar="EXPORT", help="directory of a SavedModel or another export, or http://HOST/v1/models/NAME")
+    add("--source", type=Path, required=True, metavar="FILE", help="sentences, one per line")
+    add("--sentences", type=int, default=100, help="number of lines to read (100)")
     add(
         "--clients",
         type=int,
         nargs="+",
         default=[1, 8, 64],
-        help="clients at once, one number after the other (1 8 64)",
+        help="numbers of concurrent clients, in turn (1 8 64)",
     )
-    add("--seconds", type=float, default=20, help="how long for each number of clients (20)")
+    add("--seconds", type=float, default=20, help="seconds per number of clients (20)")
     add("--every", type=float, metavar="S", help="print a line every S seconds (one at the end)")
-    add("--batch", type=int, default=1, help="the most sentences that are translated together (1)")
-    add("--wait", type=float, default=5, metavar="MS", help="milliseconds that a sentence waits for others (5)")
-    add("--workers", type=int, default=2, help="requests, or batches, that are translated at a time (2)")
-    add("--beam-size", type=int, default=4, help="of CTranslate2; other exports have their own (4)")
-    add("--timeout", type=float, default=30, metavar="S", help="seconds for a server's answer (30)")
+    add("--batch", type=int, default=1, help="maximum sentences per batch (1)")
+    add("--wait", type=float, default=5, metavar="MS", help="maximum milliseconds to wait for a batch (5)")
+    add("--workers", type=int, default=2, help="number of concurrent requests or batches (2)")
+    add("--beam-size", type=int, default=4, help="beam size of CTranslate2. Other exports fix theirs (4).")
+    add("--timeout", type=float, default=30, metavar="S", help="seconds to wait for a server (30)")
     args = parser.parse_args(argv)
     for name in ("sentences", "clients", "seconds", "every", "batch", "workers", "timeout"):
         value = getattr(args, name)
@@ -86,14 +86,14 @@ def main(argv=None) -> list[dict]:
 
 
 class Load:
-    """What clients share: the sentences, whose turn it is, and what came of it."""
+    """State that clients share: sentences, whose turn it is, and the results."""
 
     def __init__(self, ask, texts: list[str], expected: list[str], seconds: float):
         self.ask = ask
         self.texts = texts
         self.expected = expected
         self.seconds = seconds
-        self.turns = itertools.count()  # one step of a counter is atomic in CPython
+        self.turns = itertools.count()  # Its steps are atomic in CPython.
         self.latencies: list[float] = []
         self.wrong = 0
         self.errors: collections.Counter[str] = collections.Counter()
@@ -122,7 +122,7 @@ class Load:
             index, start = next(self.turns) % len(self.texts), time.monotonic()
             try:
                 translation, error = self.ask(self.texts[index]), ""
-            except OSError as raised:  # by a server
+            except OSError as raised:
                 translation, error = None, str(raised)
             now = time.monotonic()
             with self.lock:
@@ -136,7 +136,7 @@ class Load:
 
 
 def percentile(seconds: list[float], percent: int) -> float:
-    """The least of the sorted values that `percent` percent of them do not exceed, in milliseconds."""
+    """Returns a percentile of sorted values, in milliseconds."""
     return round(1e3 * seconds[-(-len(seconds) * percent // 100) - 1], 1)
 
 
@@ -175,7 +175,7 @@ class Batches:
 
 
 def load(engine: str, args):
-    """A function from texts to translations."""
+    """Returns a function from texts to translations."""
     loaders = {common.OURS: load_tensorflow, "litert": load_litert, "ctranslate2": load_ctranslate2}
     return (loaders | {"server": load_server})[engine](args)
 
@@ -202,7 +202,7 @@ def load_tensorflow(args):
 def load_litert(args):
     from tf_transformer.extensions.interop.engines.litert_client import LiteRTTranslator
 
-    idle: queue.Queue = queue.Queue()  # a translator answers one request at a time
+    idle: queue.Queue = queue.Queue()  # A translator takes one request at a time.
     for _ in range(args.workers):
         idle.put(LiteRTTranslator(args.export, 1))
 

@@ -101,7 +101,7 @@ def test_compare_takes_turns_and_writes_lines(folder, capsys):
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["round"] for line in lines] == [0, 1] and row["rounds"] == 2 and row["loader"] == "c"
     assert picture.read_bytes()[:4] == b"\x89PNG"
-    assert "opennmt_tf: left out" in capsys.readouterr().err
+    assert "opennmt_tf: skipped" in capsys.readouterr().err
 
 
 def test_a_checkpoint_is_compared_with_transformers(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""CTranslate2 with the very weights and strings of our own benchmark, so it runs where this project is installed."""
+"""CTranslate2 with the weights and strings of our benchmark. It runs where this project is installed."""
 
 from benchmarks import common
 from benchmarks.translation import exported, source_sentences, tokenizer_path

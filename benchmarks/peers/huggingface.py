@@ -1,4 +1,4 @@
-"""MarianMTModel of Hugging Face: post-norm, tied, sinusoids, as the paper's."""
+"""MarianMTModel of Hugging Face: post-norm, tied embeddings and sinusoids, like the paper's."""
 
 from benchmarks import common
 from benchmarks.peers.torch_step import torch_step
@@ -79,7 +79,7 @@ def translation(work, args):
 
 
 def from_ids(work, args):
-    """A random model, a function that gives the sources, and one that takes the outputs."""
+    """Returns a random model, a function that returns the sources, and one that takes the outputs."""
     import torch
 
     source = torch.from_numpy(common.source_ids(work, args.sentences)).long()
@@ -88,7 +88,7 @@ def from_ids(work, args):
 
 
 def from_checkpoint(work, args):
-    """The same, of a checkpoint and its tokenizer."""
+    """Does what `from_ids` does with a checkpoint and its tokenizer."""
     import torch
     import transformers
 

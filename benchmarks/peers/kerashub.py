@@ -1,4 +1,4 @@
-"""An encoder-decoder of KerasHub's layers, with learned positions, which are what it has; its BeamSampler searches."""
+"""An encoder-decoder of KerasHub's layers, with its learned positions and its BeamSampler."""
 
 import itertools
 import os
@@ -70,7 +70,7 @@ def translation(work, args):
     search = keras_hub.samplers.BeamSampler(num_beams=work.beam_size)
 
     def decode(ids, memory, self_cache, cross_cache, position, cross_position):
-        """All layers at `position`: logits, and both caches [B, layers, 2, length, h, d_k]."""
+        """Runs all layers at `position`. Returns logits and both caches [B, layers, 2, length, h, d_k]."""
         x = embedding(ids, start_index=position)
         new_self_cache, new_cross_cache = [], []
         for i, layer in enumerate(decoder):
@@ -98,7 +98,7 @@ def translation(work, args):
             shape = (args.sentences, work.num_layers, 2, length, work.num_heads, width)
             return ops.zeros(shape, dtype=embedding.compute_dtype)
 
-        # Filled by the whole prompt, as KerasHub's own models do it.
+        # The whole prompt fills it, as in KerasHub's models.
         _, _, self_cache, cross_cache = decode(prompt, memory, cache(slots), cache(work.source_length), 0, 0)
 
         def following(prompt, caches, index):

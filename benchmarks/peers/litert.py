@@ -1,4 +1,4 @@
-"""Our export to LiteRT with the very weights and strings of our own benchmark: one sentence after the other."""
+"""Our export to LiteRT with the weights and strings of our benchmark, one sentence after the other."""
 
 from benchmarks import common
 from benchmarks.translation import exported, source_sentences
@@ -6,7 +6,7 @@ from benchmarks.translation import exported, source_sentences
 
 def translation(work, args):
     path = exported(work, args.dtype, args.work, kind="litert")
-    from tf_transformer.extensions.interop.engines.litert_client import LiteRTTranslator  # which loads no TensorFlow
+    from tf_transformer.extensions.interop.engines.litert_client import LiteRTTranslator  # without TensorFlow
 
     translator = LiteRTTranslator(path, args.threads)
     sentences = source_sentences(work, args.sentences, args.work)

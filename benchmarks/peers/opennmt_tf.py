@@ -1,4 +1,4 @@
-"""OpenNMT-tf's Transformer as the paper's, post-norm, no biases in attention; its own training step and search."""
+"""OpenNMT-tf's Transformer like the paper's, post-norm, without attention biases, with its training step and search."""
 
 import itertools
 
@@ -12,7 +12,7 @@ def transformer(work, args):
     tf.random.set_seed(common.SEED)
     vocabulary = args.work / f"opennmt-{work.vocab_size}.txt"
     vocabulary.parent.mkdir(parents=True, exist_ok=True)
-    tokens = ["<blank>", "<s>", "</s>"] + [f"w{i}" for i in range(work.vocab_size - 4)]  # and one for the unknown
+    tokens = ["<blank>", "<s>", "</s>"] + [f"w{i}" for i in range(work.vocab_size - 4)]  # The unknown token is added.
     vocabulary.write_text("\n".join(tokens) + "\n")
     model = opennmt.models.Transformer(
         num_layers=work.num_layers,

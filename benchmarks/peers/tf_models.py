@@ -1,4 +1,4 @@
-"""Seq2SeqTransformer of the TensorFlow Model Garden and its beam search, with an end symbol that never comes."""
+"""Seq2SeqTransformer of the TensorFlow Model Garden and its beam search, with an EOS that never comes."""
 
 import itertools
 import os
@@ -42,7 +42,7 @@ def transformer(work, args):
 
 def training(work, args):
     tf, tf_keras, model = transformer(work, args)
-    from official.nlp.tasks.translation import _padded_cross_entropy_loss  # what its TranslationTask trains with
+    from official.nlp.tasks.translation import _padded_cross_entropy_loss  # the loss of its TranslationTask
 
     adam = tf_keras.optimizers.Adam(work.learning_rate, beta_1=work.beta_1, beta_2=work.beta_2, epsilon=work.epsilon)
 
@@ -56,7 +56,7 @@ def training(work, args):
         adam.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
-    batches = [  # the model itself shifts the target
+    batches = [  # The model shifts the target.
         (tf.constant(source), tf.constant(target[:, 1:])) for source, target in common.training_batches(work)
     ]
     model({"inputs": batches[0][0], "targets": batches[0][1]})

@@ -1,4 +1,4 @@
-"""torch.nn.Transformer with tied embeddings and sinusoids; it has no cache and no search, so it only trains."""
+"""torch.nn.Transformer with tied embeddings and sinusoids. It has no cache and no search, so it only trains."""
 
 import math
 

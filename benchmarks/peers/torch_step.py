@@ -1,4 +1,4 @@
-"""A training step in PyTorch, the same for all peers that are made of it."""
+"""Training step of all PyTorch peers."""
 
 import itertools
 
@@ -6,13 +6,13 @@ from benchmarks import common
 
 
 def torch_step(model, loss_of, work, args):
-    """A function that makes one step with Adam.
+    """Returns a function that makes one step with Adam.
 
     Args:
-        model: its parameters are trained.
-        loss_of: (source [B, S], target_in [B, T], target_out [B, T]) -> the mean loss, in float32.
+        model: Model to train.
+        loss_of: Function of source [B, S], target_in [B, T] and target_out [B, T]. Returns the mean loss in float32.
         work: `common.Work`.
-        args: of the command line; with the dtype bfloat16 products are made in that.
+        args: Arguments of the command line. With the dtype bfloat16 matmuls are in bfloat16.
     """
     import torch
 
