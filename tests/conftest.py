@@ -181,11 +181,14 @@ def loaded(saved):
 
 @pytest.fixture(scope="session")
 def lite(translator, made_once):
-    """The translator's LiteRT export."""
+    """The translator's LiteRT export, with two signatures, since each takes seconds to convert."""
     pytest.importorskip("ai_edge_litert")
+    from tf_transformer.extensions.interop.formats import litert
+
     metadata = {"source_language": "en", "languages": "en, de", "license": "apache-2.0", "max_length": 97}
     save = lambda folder: translator.save(folder / "name/1", format="litert", **metadata)  # noqa: E731
-    return made_once("litert", save) / "name/1"
+    with mock.patch.object(litert, "LENGTHS", (16,)):
+        return made_once("litert", save) / "name/1"
 
 
 @pytest.fixture(scope="session")

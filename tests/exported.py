@@ -1,4 +1,4 @@
-"""What the tests of LiteRT and ONNX share: texts, models, and whether an export answers as its translator."""
+"""Shared by the tests of LiteRT and ONNX: texts, models, and the comparison of an export with its translator."""
 
 import random
 import sys
@@ -27,32 +27,32 @@ def hostile_texts(count):
     return [kind(draw) for kind in hostile.KINDS for _ in range(count)]
 
 
-def agree(translator, folder, texts, n, fresh=0, **options):
-    """Both give the same n best translations, with the same scores, one by one and in batches of several sizes; so do
-    new clients for the last `fresh` texts."""
-    client, expected = opened(folder), translator.replace(**options).n_best(texts, n)
-    answers = [(text, client.n_best(text, n, **options), best) for text, best in zip(texts, expected, strict=True)]
-    answers += [(text, opened(folder).n_best(text, n, **options), ours) for text, _, ours in answers[-fresh:] if fresh]
+def agree(expected, folder, texts, n, fresh=0, **options):
+    """Checks that an export returns the translator's `n_best`, one by one and in batches of several sizes. So do new
+    clients for the last `fresh` texts."""
+    client = opened(folder)
+    outputs = [(text, client.n_best(text, n, **options), best) for text, best in zip(texts, expected, strict=True)]
+    outputs += [(text, opened(folder).n_best(text, n, **options), ours) for text, _, ours in outputs[-fresh:] if fresh]
     for size in (2, 5, 32) if client.batch_size > 1 else ():
         client.batch_size = size
-        answers += zip(texts, client.n_best(texts, n, **options), expected, strict=True)
-    for text, theirs, ours in answers:
-        assert [one.text for one in theirs] == [one.text for one in ours], text
-        assert [one.finished for one in theirs] == [one.finished for one in ours], text
+        outputs += zip(texts, client.n_best(texts, n, **options), expected, strict=True)
+    for text, theirs, ours in outputs:
+        assert [best.text for best in theirs] == [best.text for best in ours], text
+        assert [best.finished for best in theirs] == [best.finished for best in ours], text
         for name in ("score", "log_prob"):
-            pair = ([getattr(one, name) for one in best] for best in (theirs, ours))
+            pair = ([getattr(best, name) for best in n_best] for n_best in (theirs, ours))
             np.testing.assert_allclose(*pair, rtol=1e-5, atol=1e-4, err_msg=str(text))
 
 
 def onnx_export(translator, made_once):
-    """The folder of an export to ONNX, as `lite` is one to LiteRT."""
+    """Exports to ONNX once. Returns the directory."""
     metadata = {"source_language": "en", "languages": "en, de", "license": "apache-2.0", "max_length": 97}
     save = lambda folder: translator.save(folder / "name/1", format="onnx", **metadata)  # noqa: E731
     return made_once("onnx", save) / "name" / "1"
 
 
 def checkpoint(vocabularies, path):
-    """MarianMT's small one, with one vocabulary or with those of source and target, which is made in `path`."""
+    """Returns a small MarianMT checkpoint with one vocabulary, or makes one with two in `path`."""
     if vocabularies == 1:
         return MARIAN
     separate.split(path)
@@ -60,5 +60,5 @@ def checkpoint(vocabularies, path):
 
 
 def trained(**options):
-    """MarianMT's small one, whose translations are German, for short sources: a signature takes seconds to convert."""
+    """Returns a small MarianMT model for short sources, since each signature takes seconds to convert."""
     return tt.Translator.from_pretrained(MARIAN, **({"max_source_length": 31} | options))

@@ -17,31 +17,34 @@ from tf_transformer.models.families import tokenizer_of
 safetensors = pytest.importorskip("safetensors.numpy")
 
 NAMES = ["Acme", "AcmePro", "<brand>", "__BRAND__", "do*g (ß)", "東京"]
-# As transformers 5.24 reads them.
-READ = {
+# Tokens of transformers 5.24.
+TOKENS = {
     "A dog Acme runs.": ["▁A", "▁do", "g", "Acme", "▁", "r", "un", "s", "."],
     "xAcmex y": ["▁", "x", "Acme", "▁", "x", "▁", "y"],
     "Acme AcmePro runs": ["Acme", "AcmePro", "▁", "r", "un", "s"],
     "A <brand> dog. ": ["▁A", "<brand>", "▁do", "g", "."],
     "__BRAND__ a": ["__BRAND__", "▁a"],
 }
+SENTENCES = ["Acme", "The Acme dog <brand>", "A dog"]
 OTHERS = ["", " ", "Acme", " Acme\t AcmeAcmePr ", "\x00 Acme", "Acm", "do*g (ß)s do*g (", "a\u2028東京 Δ", "__de__ <s>"]
 
 
 @pytest.fixture
 def with_names(nllb, tmp_path):  # noqa: F811
-    """A copy of a family's checkpoint whose files add `NAMES`, and their ids."""
+    """Copies a family's checkpoint with files that add `NAMES`. Returns its directory and their ids."""
 
     def make_one(family, file, special):
         folder = copied({"m2m100": TRAINED, "nllb": nllb, "marian": MARIAN}[family], tmp_path)
         config = json.loads((folder / "config.json").read_text())
-        ids = {name: config["vocab_size"] + place for place, name in enumerate(NAMES)}
+        ids = {name: config["vocab_size"] + index for index, name in enumerate(NAMES)}
         flags = [{"content": name, "id": id, "special": special} for name, id in ids.items()]
-        said = {ADDED: ids, CONFIG: {"added_tokens_decoder": added(ids, special)}, JSON: {"added_tokens": flags}}[file]
+        content = {ADDED: ids, CONFIG: {"added_tokens_decoder": added(ids, special)}, JSON: {"added_tokens": flags}}[
+            file
+        ]
         before = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
         if file == CONFIG:
-            said["added_tokens_decoder"] |= before.get("added_tokens_decoder", {})
-        (folder / file).write_text(json.dumps(before | said))
+            content["added_tokens_decoder"] |= before.get("added_tokens_decoder", {})
+        (folder / file).write_text(json.dumps(before | content))
         (folder / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + len(NAMES)}))
         if (weights := folder / "model.safetensors").exists():
             tensors = safetensors.load_file(weights)
@@ -57,10 +60,12 @@ def with_names(nllb, tmp_path):  # noqa: F811
     return make_one
 
 
-@pytest.mark.parametrize(("special", "file"), [(False, ADDED), (False, CONFIG), (True, CONFIG), (False, JSON)], ids=str)
-@pytest.mark.parametrize("family", ["m2m100", "nllb", "marian"])
-def test_tokens_that_were_added_have_their_own_rows(family, special, file, with_names):
-    """As a loop finds them, the longest at each place; SentencePiece reads what is between them."""
+KINDS = [("m2m100", False, CONFIG), ("m2m100", True, CONFIG), ("nllb", False, JSON), ("marian", False, ADDED)]
+
+
+@pytest.mark.parametrize(("family", "special", "file"), KINDS)
+def test_added_tokens_have_separate_rows(family, special, file, with_names):
+    """Compares with a loop that takes the longest at each position. SentencePiece reads the text between them."""
     folder, ids = with_names(family, file, special)
     checkpoint = checkpoint_in(folder) if family == "marian" else M2M100Checkpoint(folder)
     tokenizer = checkpoint.tokenizer()
@@ -71,16 +76,16 @@ def test_tokens_that_were_added_have_their_own_rows(family, special, file, with_
     def expected(text):
         text, parts, rest = text.rstrip(), [], ""
         while text:
-            found = max((name for name in NAMES if text.startswith(name)), key=len, default="")
-            parts, rest = ([*parts, (rest, False), (found, True)], "") if found else (parts, rest + text[0])
-            text = text[len(found) or 1 :]
+            match = max((name for name in NAMES if text.startswith(name)), key=len, default="")
+            parts, rest = ([*parts, (rest, False), (match, True)], "") if match else (parts, rest + text[0])
+            text = text[len(match) or 1 :]
         engine = tokenizer.source.processor
         rows = ([part] if is_name else engine.encode(part, out_type=str) for part, is_name in [*parts, (rest, False)])
         return [table.get(piece, 3) for row in rows for piece in row]
 
-    texts = [*READ, *OTHERS]
-    found = [row[tokenizer.num_language_tokens :] for row in tokenizer.encode(texts)]
-    assert found == [expected(text) for text in texts]
+    texts = [*TOKENS, *OTHERS]
+    outputs = [row[tokenizer.num_language_tokens :] for row in tokenizer.encode(texts)]
+    assert outputs == [expected(text) for text in texts]
     again = tokenizer_of(tokenizer.model)
     assert again.tokenize(texts).to_list() == tokenizer.encode(texts) and again.added == NAMES
     (row,) = tokenizer.encode(["".join(NAMES[2:])])
@@ -88,8 +93,8 @@ def test_tokens_that_were_added_have_their_own_rows(family, special, file, with_
         ids[name] for name in NAMES[2:]
     ]
     if family == "m2m100":
-        assert [tokenizer.tokens(row) for row in found[: len(READ)]] == [
-            [piece if piece in table else "<unk>" for piece in row] for row in READ.values()
+        assert [tokenizer.tokens(row) for row in outputs[: len(TOKENS)]] == [
+            [piece if piece in table else "<unk>" for piece in row] for row in TOKENS.values()
         ]
         rows = tokenizer.encode(["A dog Acme runs.", "<brand>s"])
         decoded = ["A dog runs.", "s"] if special else ["A dog Acme runs.", "<brand> s"]
@@ -98,23 +103,27 @@ def test_tokens_that_were_added_have_their_own_rows(family, special, file, with_
         assert [text.decode() for text in tokenizer.detokenize(rows).numpy()] == decoded
 
 
-@pytest.mark.parametrize("family", ["m2m100", pytest.param("marian", marks=pytest.mark.program)])
-def test_exports_read_added_tokens_or_refuse_them(family, with_names, tmp_path):
+@pytest.mark.parametrize("family", ["m2m100", "marian"])
+def test_exports_keep_added_tokens_or_reject_them(family, with_names, tmp_path):
     folder, _ = with_names(family, CONFIG, False)
     options = languages("en", "de") if family == "m2m100" else {}
-    translator = tt.Translator.from_pretrained(folder, beam_size=1, **options)
-    texts = ["Acme", "The Acme dog <brand>", "A dog"]
+    translator = tt.Translator.from_pretrained(folder, **options)
     for name in ("onnx", "litert", "ctranslate2"):
         message = "^tokenizer: expected one without added tokens, .* got Acme, AcmePro, .*. Export a SavedModel.$"
         with pytest.raises(tt.BadInput, match=message):
             translator.save(tmp_path / name, format=name)
         assert not (tmp_path / name).exists()
-    translator.save(tmp_path / "checkpoint", format="transformers", checked=True)
-    again = tt.Translator.from_pretrained(tmp_path / "checkpoint", beam_size=1, **options)
-    assert [*again.tokenizer.added] == NAMES and again(texts) == translator(texts)
-    assert again.tokenizer.tokens(again.tokenizer.encode(texts)[1]) == (
-        translator.tokenizer.tokens(translator.tokenizer.encode(texts)[1])
-    )
+    translator.save(tmp_path / "checkpoint", format="transformers", checked=True)  # compares ids and logits
+    again = tt.Translator.from_pretrained(tmp_path / "checkpoint", **options).tokenizer
+    ids = translator.tokenizer.encode(SENTENCES)
+    assert [*again.added] == NAMES and again.encode(SENTENCES) == ids
+    assert [again.tokens(row) for row in ids] == [translator.tokenizer.tokens(row) for row in ids]
+
+
+@pytest.mark.program
+def test_a_savedmodel_keeps_added_tokens(with_names, tmp_path):
+    folder, _ = with_names("m2m100", CONFIG, False)
+    translator = tt.Translator.from_pretrained(folder, beam_size=1, **languages("en", "de"))
     translator.save(tmp_path / "saved/1")
-    assert tt.load(tmp_path / "saved")(texts) == translator(texts)
+    assert tt.load(tmp_path / "saved")(SENTENCES) == translator(SENTENCES)
     assert [*tt.Translator.from_pretrained(tmp_path / "saved").tokenizer.added] == NAMES

@@ -1,9 +1,10 @@
-"""The clients and the README's examples, word for word, against a playground in a process of its own."""
+"""Tests the clients and the README's examples, word for word, with a playground."""
 
 import http.server
 import importlib.util
 import io
 import json
+import logging
 import os
 import re
 import shutil
@@ -16,11 +17,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from programs import run_python
 
 from savedmodels.clients import rest
 
-pytest.importorskip("flask")
+make_server = pytest.importorskip("werkzeug.serving").make_server
+from savedmodels.playground import rest as playground_rest  # noqa: E402
+from savedmodels.playground.model import ServedModel, ServingError  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "savedmodels" / "README.md").read_text(encoding="utf-8")
@@ -31,33 +35,37 @@ TEXT = "The old woman opens the red door."
 
 
 @pytest.fixture(scope="module")
-def places(saved):
-    """The environment in which the examples find a playground in a process of its own, and the stand-in for gRPC."""
-    command = [sys.executable, "-m", "savedmodels.playground", str(saved), "--name", "demo", "--port", "0"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    printed = ""
-    while "Ctrl-C" not in printed and (line := process.stdout.readline()):
-        printed += line
-    host = re.search(r"http://(127.0.0.1:\d+)", printed)
-    assert host, printed
+def model(saved):
+    return ServedModel(saved, "demo")
+
+
+@pytest.fixture(scope="module")
+def served(model):
+    """Returns a signature's outputs."""
+    return lambda inputs, name: model.predict(name, {key: tf.constant(value) for key, value in inputs.items()})
+
+
+@pytest.fixture(scope="module")
+def environment(model):
+    """Variables of the examples, for a playground and a stand-in for gRPC."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    playground = make_server("127.0.0.1", 0, playground_rest.app(model), threaded=True)
+    threading.Thread(target=playground.serve_forever, daemon=True).start()
     server, port = None, 0
     if GRPC:
         import grpc_server
 
-        from savedmodels.playground.model import ServedModel
-
-        server, port = grpc_server.serve(ServedModel(saved, "demo"))
-    yield os.environ | {"HOST": host[1], "GRPC": f"127.0.0.1:{port}", "NAME": "demo"}
+        server, port = grpc_server.serve(model)
+    yield os.environ | {"HOST": f"127.0.0.1:{playground.port}", "GRPC": f"127.0.0.1:{port}", "NAME": "demo"}
     if server:
         server.stop(None)
-    process.terminate()
-    process.wait()
+    playground.shutdown()
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory):
-    """A folder in which the README's paths and `python` mean ours."""
-    folder = tmp_path_factory.mktemp("workplace")
+def folder(tmp_path_factory):
+    """A directory in which the README's paths mean ours."""
+    folder = tmp_path_factory.mktemp("folder")
     for name in ("benchmarks", "savedmodels"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "sentences.txt").write_text(f"{TEXT}\n\nTwo doors.\n")
@@ -65,20 +73,22 @@ def workplace(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shell(places, workplace):
-    def shell(script, status=0, **more):
-        environment = places | {"PATH": f"{Path(sys.executable).parent}:{places['PATH']}"} | more
-        found = subprocess.run(
-            ["bash", "-euc", script], cwd=workplace, env=environment, capture_output=True, text=True, timeout=300
+def shell(environment, folder):
+    path = f"{Path(sys.executable).parent}:{environment['PATH']}"
+
+    def shell(script, status=0, **variables):
+        variables = environment | {"PATH": path} | variables
+        done = subprocess.run(
+            ["bash", "-euc", script], cwd=folder, env=variables, capture_output=True, text=True, timeout=300
         )
-        assert found.returncode == status, found.stderr + found.stdout
-        return found.stdout if status == 0 else found.stderr
+        assert done.returncode == status, done.stderr + done.stdout
+        return done.stdout if status == 0 else done.stderr
 
     return shell
 
 
 def values_of(text):
-    """The JSON values in a text, one after the other; lines that are no JSON are left out."""
+    """Returns the JSON values in a text, without other lines."""
     decoder, values = json.JSONDecoder(), []
     while "{" in text:
         text = text[text.index("{") :]
@@ -89,38 +99,38 @@ def values_of(text):
 
 
 def form(value):
-    """The keys, lengths and kinds in a JSON value."""
+    """Replaces the leaves of a JSON value by their types."""
     if isinstance(value, dict):
-        return {key: form(each) for key, each in value.items()}
-    return [form(each) for each in value] if isinstance(value, list) else type(value).__name__
+        return {key: form(item) for key, item in value.items()}
+    return [form(item) for item in value] if isinstance(value, list) else type(value).__name__
 
 
 EXAMPLES = re.findall(r"```sh\n((?:(?!```).)*\$(?:HOST|GRPC).*?)```\n(?:\n```json\n(.*?)```)?", README, re.DOTALL)
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) >= 7 and sum(bool(answer) for _, answer in EXAMPLES) >= 4
+    assert len(EXAMPLES) >= 7 and sum(bool(output) for _, output in EXAMPLES) >= 4
 
 
 @pytest.mark.program
 @needs_curl
-@pytest.mark.parametrize(("script", "answer"), EXAMPLES)
-def test_the_readmes_examples_run_as_they_stand(shell, script, answer):
+@pytest.mark.parametrize(("script", "output"), EXAMPLES)
+def test_the_readmes_examples_run(shell, script, output):
     setting = next(line for line in README.splitlines() if line.startswith("export HOST="))
     if not GRPC:
         script = "\n".join(line for line in script.splitlines() if "$GRPC" not in line)
     printed = shell(f"{setting}\n{script}")
     assert printed.strip()
     assert '"error"' not in printed
-    if answer:
-        assert [form(value) for value in values_of(printed)] == [form(value) for value in values_of(answer)]
+    if output:
+        assert [form(value) for value in values_of(printed)] == [form(value) for value in values_of(output)]
 
 
 @needs_grpc
-def test_the_readmes_python_runs_as_it_stands(places, served, monkeypatch, capsys):
+def test_the_readmes_python_runs(environment, served, monkeypatch, capsys):
     (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     for name in ("GRPC", "NAME"):
-        monkeypatch.setenv(name, places[name])
+        monkeypatch.setenv(name, environment[name])
     exec(compile(program, "README.md", "exec"), {})
     expected = served({"text": ["The dog sleeps."], "beam_size": np.array([8], np.int32)}, "translate")
     assert capsys.readouterr().out == expected["translations"][0, 0].decode() + "\n"
@@ -128,14 +138,15 @@ def test_the_readmes_python_runs_as_it_stands(places, served, monkeypatch, capsy
 
 @needs_curl
 def test_curl(shell, served):
-    said = 'She "opens" a\\the\tdoor.'
-    answers = values_of(shell('sh savedmodels/clients/predict.sh "$TEXT"', TEXT=said))
-    status, rows, columns, rows_of_two, columns_of_two, metadata = answers
+    text = 'She "opens" a\\the\tdoor.'
+    responses = values_of(shell('sh savedmodels/clients/predict.sh "$TEXT"', TEXT=text))
+    status, rows, columns, rows_of_two, columns_of_two, metadata = responses
     assert status["model_version_status"][0]["state"] == "AVAILABLE"
-    expected = [text.decode() for text in served({"text": [said.replace("\t", " "), "Two doors."]})["translation"]]
+    sources = [text.replace("\t", " "), "Two doors."]
+    expected = [text.decode() for text in served({"text": sources}, "serving_default")["translation"]]
     assert [row["translation"] for row in rows["predictions"]] == expected
     assert columns["outputs"]["translation"] == expected
-    expected = served({"source": [said.replace("\t", " "), "Two doors."], "target": ["Zwei Hunde.", ""]}, "score")
+    expected = served({"source": sources, "target": ["Zwei Hunde.", ""]}, "score")
     for name, values in expected.items():
         np.testing.assert_allclose([row[name] for row in rows_of_two["predictions"]], values, rtol=1e-4)
         np.testing.assert_allclose(columns_of_two["outputs"][name], values, rtol=1e-4)
@@ -146,21 +157,21 @@ def test_curl(shell, served):
 
 @pytest.fixture(scope="module")
 def expected(served):
-    """The n best translations of sentences.txt, by the export's defaults: number, score and text of each."""
-    found = served({"text": [TEXT, "", "Two doors."]}, "translate")
+    """Index, score and text of the n best translations of sentences.txt, with default options."""
+    outputs = served({"text": [TEXT, "", "Two doors."]}, "translate")
     return [
         [(i, score, text.decode()) for score, text in zip(*row, strict=True) if score > -1e8]
-        for i, row in enumerate(zip(found["scores"], found["translations"], strict=True))
+        for i, row in enumerate(zip(outputs["scores"], outputs["translations"], strict=True))
     ]
 
 
 def n_best(printed, expected, n):
-    """Whether the lines of a client are the first n of these."""
+    """Returns whether a client printed the first n of each row."""
     lines = [line.split("\t") for line in printed.splitlines()]
-    wanted = [each for row in expected for each in row[:n]]
-    assert len(wanted) > n
-    np.testing.assert_allclose([float(score) for _, score, _ in lines], [score for _, score, _ in wanted], atol=1e-3)
-    return [(int(number), text) for number, _, text in lines] == [(number, text) for number, _, text in wanted]
+    best = [output for row in expected for output in row[:n]]
+    assert len(best) > n
+    np.testing.assert_allclose([float(score) for _, score, _ in lines], [score for _, score, _ in best], atol=1e-3)
+    return [(int(i), text) for i, _, text in lines] == [(i, text) for i, _, text in best]
 
 
 def test_rest(shell, expected):
@@ -184,34 +195,38 @@ def test_rest(shell, expected):
     assert "--option: invalid option value: 'beam_size'" in shell(f"{program} --option beam_size a", status=2)
 
 
-def test_rest_asks_the_model_for_its_options(places, served, monkeypatch):
-    client = rest.Client(places["HOST"])
-    defaults = served.signatures["translate"][2]
-    assert client.options() == pytest.approx({name: value[0] for name, value in defaults.items()})
+def defaults(model):
+    protos = model.signatures["translate"].defaults
+    return {name: tf.make_ndarray(proto).item() for name, proto in protos.items()}
+
+
+def test_rest_requests_the_models_options(environment, model, monkeypatch):
+    client = rest.Client(environment["HOST"])
+    assert client.options() == pytest.approx(defaults(model))
     signatures = {"signature_def": {"signature_def": {"parse": {}}}}
-    monkeypatch.setattr(client, "_ask", lambda what: {"metadata": signatures})
+    monkeypatch.setattr(client, "_ask", lambda path: {"metadata": signatures})
     with pytest.raises(LookupError, match="expected a translator's model, got one without the signature translate"):
         client.options()
 
 
 def test_an_unknown_language_is_an_error(capsys, monkeypatch):
-    """An answer to such a row has a score of 0, the best that there is."""
-    answer = {"translations": ["", ""], "scores": [0.0, -1e9], "truncated": True, "source_length": 0}
+    """Such a row has a score of 0, the maximum."""
+    output = {"translations": ["", ""], "scores": [0.0, -1e9], "truncated": True, "source_length": 0}
     message = "expected languages that model_info lists for the key languages, got en or xx"
     monkeypatch.setattr(rest.Client, "options", lambda self: {"source_language": "en", "target_language": "de"})
-    monkeypatch.setattr(rest.Client, "predict", lambda self, rows, signature: [answer for _ in rows])
+    monkeypatch.setattr(rest.Client, "predict", lambda self, rows, signature: [output for _ in rows])
     with pytest.raises(SystemExit, match=f"^error: {message}$"):
         rest.main(["--option", "target_language=xx", "a", "b"])
     assert capsys.readouterr().out == ""
-    answer["truncated"] = False  # an empty text
+    output["truncated"] = False  # an empty text
     rest.main(["--option", "target_language=de", ""])
     assert capsys.readouterr().out == "0\t0.0000\t\n"
     if GRPC:
         from savedmodels.clients import grpc_client
 
-        found = {"translations": np.array([[b""]]), "scores": np.array([[0.0]])}
-        found |= {"truncated": np.array([True]), "source_length": np.array([0])}
-        client = SimpleNamespace(predict=lambda *arguments: found)
+        outputs = {"translations": np.array([[b""]]), "scores": np.array([[0.0]])}
+        outputs |= {"truncated": np.array([True]), "source_length": np.array([0])}
+        client = SimpleNamespace(predict=lambda *arguments: outputs)
         options = {"source_language": np.array([b"en"], object), "target_language": np.array([b"xx"], object)}
         with pytest.raises(LookupError, match=message):
             grpc_client.translate(client, ["a"], options)
@@ -219,16 +234,16 @@ def test_an_unknown_language_is_an_error(capsys, monkeypatch):
 
 @pytest.fixture
 def busy():
-    """A server that is busy twice before it answers, and its address."""
+    """A server that is busy for two requests, and its address."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        busy = (0, 1)  # which requests find it so
-        asked = 0
+        busy = (0, 1)  # indices of requests
+        requests = 0
 
         def do_POST(self):
             self.rfile.read(int(self.headers["Content-Length"]))
-            ready = Handler.asked not in Handler.busy
-            Handler.asked += 1
+            ready = Handler.requests not in Handler.busy
+            Handler.requests += 1
             body = b'{"predictions": [{"translation": "x"}]}' if ready else b'{"error": "busy"}'
             self.send_response(200 if ready else 503)
             self.send_header("Content-Length", str(len(body)))
@@ -245,27 +260,27 @@ def busy():
 
 
 def test_a_client_whose_output_is_closed():
-    """Both run their `main` by the same lines; gRPC takes seconds to start."""
+    """Only REST's runs, since gRPC takes seconds to start. Both end with the same lines."""
     files = [ROOT / f"savedmodels/clients/{name}.py" for name in ("rest", "grpc_client")]
     assert len({file.read_text().partition("\nif __name__")[2] for file in files}) == 1
     command = '"$0" savedmodels/clients/rest.py --host localhost:1 --timeout 1 a '
     for closed in (">&-", "2>&-"):
-        found = subprocess.run(["sh", "-c", command + closed, sys.executable], cwd=ROOT, capture_output=True)
-        assert (found.returncode, found.stdout) == (1, b"")
-        assert closed == "2>&-" or found.stderr.splitlines()[-1].startswith(b"error: ")
+        done = subprocess.run(["sh", "-c", command + closed, sys.executable], cwd=ROOT, capture_output=True)
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert closed == "2>&-" or done.stderr.splitlines()[-1].startswith(b"error: ")
 
 
-def test_rest_asks_a_busy_server_again(busy):
+def test_rest_retries_a_busy_server(busy):
     handler, host = busy
     assert rest.Client(host).predict(["a"]) == [{"translation": "x"}]
-    assert handler.asked == 3
+    assert handler.requests == 3
     handler.busy = (3, 4)
     with pytest.raises(urllib.error.HTTPError, match="503"):
         rest.Client(host, retries=1).predict(["a"])
-    assert handler.asked == 5
+    assert handler.requests == 5
 
 
-def test_rest_loses_no_line_when_a_server_goes(busy, monkeypatch, capsys):
+def test_rest_loses_no_line_if_a_server_fails(busy, monkeypatch, capsys):
     handler, host = busy
     handler.busy = range(2, 99)
     monkeypatch.setattr(rest.time, "sleep", lambda seconds: None)
@@ -275,17 +290,17 @@ def test_rest_loses_no_line_when_a_server_goes(busy, monkeypatch, capsys):
 
 
 @needs_grpc
-def test_grpc(places, expected, served, monkeypatch, capsys):
+def test_grpc(environment, expected, model, monkeypatch, capsys):
     from savedmodels.clients import grpc_client
 
     def run(*argv):
-        grpc_client.main(["--host", places["GRPC"], *argv])
+        grpc_client.main(["--host", environment["GRPC"], *argv])
         return capsys.readouterr().out
 
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"\ufeff{TEXT}\r\n\nTwo doors.\n".encode()), "ascii"))
-    assert n_best(run("--batch-size", "2", "--n-best", "2"), expected, 2)  # no option: the defaults
-    of_each = [f"--option={name}={value[0]}" for name, value in served.signatures["translate"][2].items()]
-    assert run(*of_each, "door") == run("door")  # each option is the default
+    assert n_best(run("--batch-size", "2", "--n-best", "2"), expected, 2)  # default options
+    options = [f"--option={name}={value}" for name, value in defaults(model).items()]
+    assert run(*options, "door") == run("door")
     short = run("--option", "length_penalty=0", "--option", "max_length=2", "--option", "beam_size=1", "door")
     assert short.startswith("0\t") and short != run("door")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n")))
@@ -307,16 +322,14 @@ def test_grpc(places, expected, served, monkeypatch, capsys):
 @needs_grpc
 @pytest.mark.parametrize("dtype", ["float32", "int32", "bool", object])
 def test_grpc_sends_tensorflow_s_tensors(dtype):
-    import tensorflow as tf
-
     from savedmodels.clients import grpc_client
 
     values = (np.arange(6).reshape(2, 3) % 5).astype(bytes if dtype is object else dtype).astype(dtype)
     np.testing.assert_array_equal(tf.make_ndarray(grpc_client.proto(values)), values)
-    for tensor in (tf.make_tensor_proto(values), grpc_client.proto(values)):  # in one field, and one by one
-        found = grpc_client.array(tensor)
-        np.testing.assert_array_equal(found, values)
-        assert found.dtype == dtype
+    for tensor in (tf.make_tensor_proto(values), grpc_client.proto(values)):  # in one field or one by one
+        output = grpc_client.array(tensor)
+        np.testing.assert_array_equal(output, values)
+        assert output.dtype == dtype
     assert grpc_client.proto(np.array(["ä"], object)).string_val == ["ä".encode()]
     assert grpc_client.array(grpc_client.proto(values[:0])).shape == (0, 3)
 
@@ -328,34 +341,30 @@ def test_grpc_runs_no_tensorflow():
 
 
 @needs_grpc
-def test_grpc_loses_no_line_when_a_request_is_late(places, monkeypatch, capsys):
-    """Every request has a deadline of its own, and what came before a failure was printed."""
+def test_grpc_loses_no_line_if_a_request_is_late(environment, monkeypatch, capsys):
+    """Each request has a separate deadline, and outputs before a failure are printed."""
     from savedmodels.clients import grpc_client
 
     timeouts, predict = [], grpc_client.Client.predict
 
     def slow(client, signature, *arguments):
         timeouts.append(client.timeout)
-        client.timeout = 1e-4 if timeouts.count(23) == 4 else 23  # the options, two batches, and one that is late
+        client.timeout = 1e-4 if timeouts.count(23) == 4 else 23  # options, two batches, a late one
         return predict(client, signature, *arguments)
 
     monkeypatch.setattr(grpc_client.Client, "predict", slow)
     monkeypatch.setattr(grpc_client.time, "monotonic", iter(range(0, 1_000, 11)).__next__)
     texts = [f"{word} doors." for word in ("One", "Two", "Three", "Four", "Five", "Six", "Seven")]
     with pytest.raises(SystemExit, match=r"DEADLINE_EXCEEDED: .*; 4 of 7 texts were translated; raise --timeout"):
-        grpc_client.main(["--host", places["GRPC"], "--timeout", "23", "--batch-size", "2", *texts])
-    said = capsys.readouterr()
-    assert [line.split("\t")[0] for line in said.out.splitlines()] == ["0", "1", "2", "3"]
-    assert said.err.splitlines() == ["2 of 7 texts", "4 of 7 texts"]
+        grpc_client.main(["--host", environment["GRPC"], "--timeout", "23", "--batch-size", "2", *texts])
+    printed = capsys.readouterr()
+    assert [line.split("\t")[0] for line in printed.out.splitlines()] == ["0", "1", "2", "3"]
+    assert printed.err.splitlines() == ["2 of 7 texts", "4 of 7 texts"]
 
 
-def test_a_request_names_a_signature_and_its_outputs(saved):
+def test_a_request_names_a_signature_and_its_outputs(model):
     """Over gRPC, since REST returns all outputs."""
-    import tensorflow as tf
-
-    from savedmodels.playground.model import ServedModel, ServingError
-
-    model, inputs = ServedModel(saved), {"text": tf.constant([TEXT, "a"])}
+    inputs = {"text": tf.constant([TEXT, "a"])}
     assert model.predict("translate", inputs, ["scores", "lengths"]).keys() == {"scores", "lengths"}
     for name, outputs, message in (("no", (), "signature key"), ("translate", ("x",), "expected some of")):
         with pytest.raises(ServingError, match=message):

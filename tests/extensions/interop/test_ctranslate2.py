@@ -1,5 +1,6 @@
-"""The same weights in CTranslate2, an engine that we did not write: the same outputs and log-probabilities."""
+"""Compares outputs, log-probabilities and attention with CTranslate2, which has the same weights."""
 
+import functools
 import json
 import math
 import sys
@@ -29,7 +30,7 @@ MODELS = {  # seeds whose outputs have many lengths
 
 
 class OtherParts(tt.Transformer):
-    """What CTranslate2 has and the paper has not, and decoders of other sizes than the encoders'."""
+    """Layers that CTranslate2 supports in addition to the paper's, with other sizes in the decoder."""
 
     def make_encoder_layers(self):
         options = self.layer_options() | {"use_bias": True, "epsilon": 1e-3, "activation": "swish"}
@@ -43,7 +44,7 @@ class OtherParts(tt.Transformer):
 
 @pytest.fixture(scope="module")
 def corpus():
-    pairs = tt.toy_corpus.corpus()["test"][-SENTENCES:]  # for these, random models write outputs of many lengths
+    pairs = tt.toy_corpus.corpus()["test"][-SENTENCES:]  # Random models have outputs of many lengths for these.
     return tuple(map(list, zip(*pairs, strict=True)))
 
 
@@ -77,7 +78,7 @@ def activations(layers, *names):
         layer.feed_forward.hidden.activation = keras.activations.get(name)
 
 
-REFUSED = {  # what is done to a model, by the message
+REJECTED = {  # changes of a model by their message
     "activation: expected one of relu, gelu, silu, .*, got tanh": (
         lambda model: activations(model.decoder_layers, "tanh", "tanh")
     ),
@@ -96,25 +97,35 @@ REFUSED = {  # what is done to a model, by the message
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_it_cannot_express_is_refused_by_name(tokenizer, tmp_path, message):
+@pytest.mark.parametrize("message", REJECTED)
+def test_unsupported_models_are_rejected(tokenizer, tmp_path, message):
     model = tt.Transformer(tt.TransformerConfig(2, 14, 23, 2, vocab_size=tokenizer.vocab_size))
     model.build()
-    REFUSED[message](model)
+    REJECTED[message](model)
     with pytest.raises(tt.BadInput, match=message):
         save(tt.Translator(model, tokenizer), tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def both(request, tokenizer, tmp_path_factory):
-    kind = OtherParts if request.param == "other parts" else tt.Transformer
-    model = random_model(tokenizer.vocab_size, *MODELS[request.param], kind)
-    return Both(model, tokenizer, tmp_path_factory.mktemp("ctranslate2") / "model")
+@pytest.fixture(scope="module")
+def both_of(tokenizer, tmp_path_factory):
+    @functools.cache
+    def both(name):
+        kind = OtherParts if name == "other parts" else tt.Transformer
+        model = random_model(tokenizer.vocab_size, *MODELS[name], kind)
+        return Both(model, tokenizer, tmp_path_factory.mktemp("ctranslate2") / "model")
+
+    return both
 
 
-@pytest.mark.parametrize("beam_size", [pytest.param(1, marks=pytest.mark.slow), 4])
-def test_outputs_and_log_probabilities_agree(both, corpus, beam_size):
+# test_scores_of_targets_agree has the weights of all models.
+SEARCHES = [("sinusoidal", 4), *(pytest.param(name, 4, marks=pytest.mark.program) for name in list(MODELS)[1:])]
+SEARCHES += [pytest.param(name, 1, marks=pytest.mark.slow) for name in MODELS]
+
+
+@pytest.mark.parametrize("name, beam_size", SEARCHES)
+def test_outputs_and_log_probabilities_agree(name, both_of, corpus, beam_size):
+    both = both_of(name)
     source, length, _ = both.ours.source(tf.constant(corpus[0]))
     ours = [part.numpy() for part in both.ours.search(source, length, beam_size=beam_size, max_length=LONGEST)]
     theirs = both.theirs.translate_batch(
@@ -127,67 +138,72 @@ def test_outputs_and_log_probabilities_agree(both, corpus, beam_size):
         return_end_token=True,
     )
     lengths = []
-    for ids, _, log_probs, length, finished, found in zip(*ours, theirs, strict=True):
-        output = both.pieces.piece_to_id(found.hypotheses[0])
+    for ids, _, log_probs, length, finished, result in zip(*ours, theirs, strict=True):
+        output = both.pieces.piece_to_id(result.hypotheses[0])
         if finished[0] and output[-1] != EOS_ID:
-            # They weigh unfinished outputs of the greatest length against finished ones; ours takes the finished one.
-            assert len(output) == LONGEST and found.scores[0] > log_probs[0]
+            # CTranslate2 compares unfinished outputs of the maximum length with finished ones. Ours prefers the latter.
+            assert len(output) == LONGEST and result.scores[0] > log_probs[0]
             continue
         assert ids[0, : length[0]].tolist() == output
-        # Sums of up to -100; without AVX-512 ours are up to 1.1e-5 from those of float64, theirs up to 1.5e-5.
-        np.testing.assert_allclose(found.scores[0], log_probs[0], rtol=2e-5, atol=1e-4)
+        # Sums of up to -100. Without AVX-512 ours are up to 1.1e-5 from those of float64, theirs up to 1.5e-5.
+        np.testing.assert_allclose(result.scores[0], log_probs[0], rtol=2e-5, atol=1e-4)
         lengths.append(int(length[0]))
-    assert len(lengths) > 0.9 * SENTENCES and len(set(lengths)) >= 4, lengths  # the models are worth comparing
-
-
-def test_a_shallow_decoder_that_normalizes_first(tokenizer, corpus, tmp_path):
-    other = {"num_decoder_layers": 2, "norm_first": True, "activation": "swish"}
-    model = tt.Transformer(tt.TransformerConfig(3, 14, 23, 2, vocab_size=tokenizer.vocab_size, **other))
-    model.build()
-    test_scores_of_given_targets_agree(Both(draw_weights(model), tokenizer, tmp_path / "model"), corpus)
+    assert len(lengths) > 0.9 * SENTENCES and len(set(lengths)) >= 4, lengths  # The models are worth comparing.
 
 
 @pytest.mark.program
-def test_outputs_of_a_least_length_agree(both, corpus):
-    """Greedily: theirs does not count the end symbol, and gives its share of the probability to the others."""
+def test_outputs_of_a_minimum_length_agree(both_of, corpus):
+    """CTranslate2 does not count EOS, and renormalizes the probabilities without it, so the search is greedy."""
+    both = both_of("sinusoidal")
     source, length, _ = both.ours.source(tf.constant(corpus[0]))
     ours = both.ours.search(source, length, beam_size=1, min_length=7, max_length=LONGEST)
     lengths = {"min_decoding_length": 6, "max_decoding_length": LONGEST}
     theirs = both.theirs.translate_batch(both.split(corpus[0]), beam_size=1, return_end_token=True, **lengths)
-    for ids, length, found in zip(ours.ids.numpy(), ours.lengths.numpy(), theirs, strict=True):
-        assert ids[0, : length[0]].tolist() == both.pieces.piece_to_id(found.hypotheses[0])
+    for ids, length, result in zip(ours.ids.numpy(), ours.lengths.numpy(), theirs, strict=True):
+        assert ids[0, : length[0]].tolist() == both.pieces.piece_to_id(result.hypotheses[0])
     assert ours.lengths.numpy().min() == 7
 
 
-def test_its_layer_normalization_has_our_epsilon(both):
-    """Too little to be seen in the log-probabilities; CTranslate2's own would be 1e-5."""
-    epsilon = 1e-3 if isinstance(both.ours.model, OtherParts) else 1e-6
+def scores_agree(both, corpus):
+    source, target = (both.ours.source(tf.constant(texts))[0] for texts in corpus)
+    log_probs = both.ours.score_targets(source, target)
+    results = both.theirs.score_batch(both.split(corpus[0]), both.split(corpus[1]))
+    for ids, expected, result in zip(target.numpy(), log_probs.numpy(), results, strict=True):
+        np.testing.assert_allclose(result.log_probs, expected[ids > 0], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_of_targets_agree(name, both_of, corpus):
+    """The scores hardly depend on epsilon, which CTranslate2 sets to 1e-5 by default."""
+    both = both_of(name)
+    scores_agree(both, corpus)
+    epsilon = 1e-3 if name == "other parts" else 1e-6
     assert json.loads((both.folder / "config.json").read_text())["layer_norm_epsilon"] == epsilon
 
 
-def test_scores_of_given_targets_agree(both, corpus):
-    source, target = (both.ours.source(tf.constant(texts))[0] for texts in corpus)
-    log_probs = both.ours.score_targets(source, target)
-    found = both.theirs.score_batch(both.split(corpus[0]), both.split(corpus[1]))
-    for ids, expected, scores in zip(target.numpy(), log_probs.numpy(), found, strict=True):
-        np.testing.assert_allclose(scores.log_probs, expected[ids > 0], atol=1e-4)
+def test_scores_of_a_shallow_decoder_that_normalizes_first_agree(tokenizer, corpus, tmp_path):
+    other = {"num_decoder_layers": 2, "norm_first": True, "activation": "swish"}
+    model = tt.Transformer(tt.TransformerConfig(3, 14, 23, 2, vocab_size=tokenizer.vocab_size, **other))
+    model.build()
+    scores_agree(Both(draw_weights(model), tokenizer, tmp_path / "model"), corpus)
 
 
-def test_attention_agrees(both, corpus):
-    """Greedy search's: what beam search returns in its first row is another beam's."""
+def test_attention_agrees(both_of, corpus):
+    """Of greedy search, since the first row of beam search's is of another beam."""
+    both = both_of("sinusoidal")
     results = both.theirs.translate_batch(
         both.split(corpus[0]), beam_size=1, max_decoding_length=5, return_attention=True, return_end_token=True
     )
     source, length, _ = both.ours.source(tf.constant(corpus[0]))
-    outputs = [both.pieces.piece_to_id(found.hypotheses[0]) for found in results]
+    outputs = [both.pieces.piece_to_id(result.hypotheses[0]) for result in results]
     shifted = tf.ragged.constant([[BOS_ID, *ids[:-1]] for ids in outputs], tf.int32).to_tensor(PAD_ID)
     attention = np.mean(both.ours.model((source, shifted), return_attention_scores=True)[1].cross[-1], axis=1)
-    ours, symbols = both.ours.detailed_search(source, length, beam_size=1, min_length=2, max_length=5)
-    for row, (found, ids, tokens) in enumerate(zip(results, outputs, length.numpy(), strict=True)):
-        np.testing.assert_allclose(found.attention[0], attention[row, : len(ids), :tokens], atol=1e-5)
+    ours, details = both.ours.detailed_search(source, length, beam_size=1, min_length=2, max_length=5)
+    for row, (result, ids, tokens) in enumerate(zip(results, outputs, length.numpy(), strict=True)):
+        np.testing.assert_allclose(result.attention[0], attention[row, : len(ids), :tokens], atol=1e-5)
         assert ours.ids[row, 0, : len(ids)].numpy().tolist() == ids
-        attended = symbols.attended[row, 0, : len(ids)].numpy()
-        assert attended.tolist() == np.argmax(found.attention[0], axis=1).tolist()
+        attended = details.attended[row, 0, : len(ids)].numpy()
+        assert attended.tolist() == np.argmax(result.attention[0], axis=1).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -195,19 +211,18 @@ def translator(tokenizer):
     return tt.Translator(random_model(tokenizer.vocab_size, *MODELS["sinusoidal"]), tokenizer)
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_quantized_models_are_smaller(translator, tmp_path, quantization):
-    """Quantizing leaves the model as it was; test_matrix.py runs what is written."""
+def test_quantized_models_are_smaller(translator, tmp_path):
+    """Quantizing does not change the model. test_matrix.py runs the exports."""
     before = translator.model.get_weights()
-    save(translator, tmp_path / "exact")
-    save(translator, tmp_path / "small", quantization)
+    for quantization in (None, *QUANTIZATIONS):
+        save(translator, tmp_path / str(quantization), quantization)
     for weight, copy in zip(translator.model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, copy)
-    ratio = (tmp_path / "small/model.bin").stat().st_size / (tmp_path / "exact/model.bin").stat().st_size
-    assert ratio < 0.95  # of so small a model the positions, which int8 and int16 leave alone, are most
+    exact, *sizes = ((tmp_path / str(name) / "model.bin").stat().st_size for name in (None, *QUANTIZATIONS))
+    assert max(sizes) < 0.95 * exact  # int8 and int16 keep positions, most of so small a model
 
 
-def test_what_it_does_not_write(translator, tmp_path, monkeypatch):
+def test_unknown_dtypes_and_a_missing_package(translator, tmp_path, monkeypatch):
     with pytest.raises(tt.BadInput, match="quantization: expected 'int8', .*'bfloat16' or None, got 'int4'"):
         save(translator, tmp_path / "new", "int4")
     for name in ("ctranslate2", "ctranslate2.specs"):

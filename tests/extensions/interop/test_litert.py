@@ -1,6 +1,7 @@
-"""LiteRT's signatures, and the client of exports, which needs nothing else of this package."""
+"""Tests LiteRT's signatures, and the client of exports, which needs nothing else of this package."""
 
 import io
+import itertools
 import json
 import os
 import shutil
@@ -41,20 +42,20 @@ def folder(lite):
 
 def test_signatures_have_fixed_sizes(folder):
     client = LiteRTTranslator(folder)
-    assert [(one.tokens, one.steps) for one in client._signatures] == [(16, 24), (32, 48), (41, 48)]
+    assert [(part.tokens, part.steps) for part in client._signatures] == [(16, 24), (41, 48)]
     outputs = client._signatures[1]([[5, 2]], client.metadata | {"n_best": 2})[0]
     shapes = {name: list(part.shape) for name, part in outputs.items()}
     assert shapes == {"ids": [3, 48], "scores": [3], "log_probs": [3], "lengths": [3], "finished": [3]}
 
 
 def test_threads_that_share_a_translator_wait(folder, monkeypatch):
-    """As those of a worker of Beam: a signature's inputs and outputs are the same memory in every call."""
+    """Every call of a signature uses the same memory for inputs and outputs."""
     client, call, texts = LiteRTTranslator(folder), litert_client._Signature.__call__, ["Two doors.", "The dog sleeps."]
-    expected, inside, most = client(texts), [], []
+    expected, inside, counts = client(texts), [], []
 
     def slow(signature, *arguments):
         inside.append(signature)
-        most.append(len(inside))
+        counts.append(len(inside))
         time.sleep(0.01)
         outputs = call(signature, *arguments)
         inside.pop()
@@ -63,11 +64,10 @@ def test_threads_that_share_a_translator_wait(folder, monkeypatch):
     monkeypatch.setattr(litert_client._Signature, "__call__", slow)
     with ThreadPoolExecutor(3) as threads:
         assert list(threads.map(client, texts * 3)) == expected * 3
-    assert max(most) == 1
+    assert max(counts) == 1
 
 
-@pytest.mark.parametrize("first", [litert_client._quiet, quiet_stderr])
-@pytest.mark.parametrize("second", [litert_client._quiet, quiet_stderr])
+@pytest.mark.parametrize(("first", "second"), itertools.product([litert_client._quiet, quiet_stderr], repeat=2))
 def test_threads_that_load_a_model_keep_standard_error(first, second):
     assert litert_client.STANDARD_ERROR is portable.STANDARD_ERROR  # by its import
     before, entered, resume = os.fstat(2), threading.Event(), threading.Event()
@@ -88,7 +88,7 @@ def test_threads_that_load_a_model_keep_standard_error(first, second):
 
 @pytest.mark.parametrize("kind", ["ours", "one vocabulary", "two vocabularies", "m2m100", "bytes in the target"])
 def test_the_client_spells_as_the_tokenizer(kind, translator, tmp_path):
-    """But for the language that M2M100's sources begin with."""
+    """Except for the language at the start of M2M100's sources."""
     if kind == "ours":
         tokenizer = translator.tokenizer
     elif kind == "m2m100":
@@ -112,7 +112,7 @@ def test_the_client_spells_as_the_tokenizer(kind, translator, tmp_path):
 
 
 def bytes_of_the_target():
-    """The archive of a tokenizer whose source's model has no byte pieces."""
+    """Returns the archive of a tokenizer with byte pieces in the target's model only."""
     contents = {"source.spm": (MARIAN / "source.spm").read_bytes()}
     target, texts = io.BytesIO(), (target for _, target in tt.toy_corpus.corpus(train=500)["train"])
     options = {"vocab_size": 400, "byte_fallback": True, "minloglevel": 2}
@@ -138,13 +138,13 @@ def test_the_client_prints_translations(folder, capsys, monkeypatch):
         return capsys.readouterr().out
 
     assert printed() == "".join(f"{text}\n" for text in client(lines))
-    expected = [(i, one) for i, text in enumerate(lines) for one in client.n_best(text, 2, length_penalty=1)]
+    expected = [(i, best) for i, text in enumerate(lines) for best in client.n_best(text, 2, length_penalty=1)]
     outputs = printed("--n-best", "2", "--option", "length_penalty=1")
-    assert outputs == "".join(f"{i}\t{one.score:.4f}\t{one.text}\n" for i, one in expected)
-    seen, two_lines = [], [litert_client.Translation("a\nb", 0.0, 0.0, True, 1)]
-    one_by_one = lambda _, texts, *more: [seen.append(text.decode()) or two_lines for text in texts]  # noqa: E731
+    assert outputs == "".join(f"{i}\t{best.score:.4f}\t{best.text}\n" for i, best in expected)
+    texts, two_lines = [], [litert_client.Translation("a\nb", 0.0, 0.0, True, 1)]
+    one_by_one = lambda _, batch, *more: [texts.append(text.decode()) or two_lines for text in batch]  # noqa: E731
     monkeypatch.setattr(LiteRTTranslator, "n_best", one_by_one)
-    assert printed() == "a b\n" * 3 and seen == lines
+    assert printed() == "a b\n" * 3 and texts == lines
     with pytest.raises(SystemExit):
         printed("--n-best", "0")
     assert "--n-best: expected a positive number, got 0" in capsys.readouterr().err
@@ -161,7 +161,7 @@ def test_the_program_translates_without_tensorflow(folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.json", "tokenizer.model"])
-def test_a_file_that_is_too_large_is_not_read(name, folder, tmp_path):
+def test_a_too_large_file_is_not_read(name, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "1")
     os.truncate(tmp_path / "1" / name, 2**26 + 1)
     with pytest.raises(ValueError, match=f"{name}: expected at most 67,108,864 bytes, got 67,108,865$"):
@@ -176,7 +176,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_errors_about_facts_are_not_about_python(message, folder, tmp_path):
+def test_wrong_metadata_raises_one_line(message, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "1")
     metadata = json.loads((folder / "model.json").read_text())
     (tmp_path / "1/model.json").write_text(json.dumps(WRONG[message](metadata)))
@@ -184,44 +184,44 @@ def test_errors_about_facts_are_not_about_python(message, folder, tmp_path):
         LiteRTTranslator(tmp_path / "1")
 
 
-def test_the_client_takes_positive_numbers(folder):
+def test_numbers_must_be_positive(folder):
     for name in ("threads", "batch_size"):
         with pytest.raises(ValueError, match=f"^{name}: expected a positive number, got 0$"):
             LiteRTTranslator(folder, **{name: 0})
 
 
 def test_a_process_without_standard_error(folder, monkeypatch):
-    """A service, or `2>&-`: the model translates, and another file of the number 2 gets nothing."""
+    """As in a service or with `2>&-`: the model translates, and writes nothing to another file of this number."""
     expected = LiteRTTranslator(folder)("Two doors.")
     for name in ("stderr", "__stderr__"):
         monkeypatch.setattr(sys, name, None)
         if name == "__stderr__":
-            monkeypatch.setattr(os, "dup", None)  # nothing is sent elsewhere
+            monkeypatch.setattr(os, "dup", None)  # raises if called
         assert LiteRTTranslator(folder)("Two doors.") == expected
     command = ["sh", "-c", '"$0" "$@" 2>&-', sys.executable, litert_client.__file__, str(folder), "--n-best", "2"]
     done = subprocess.run(command, input=b"Two doors.\n", capture_output=True)
     assert done.returncode == 0 and done.stdout.decode().splitlines()[0].endswith(f"\t{expected}")
     command[2] = '"$0" "$@"'
     done = subprocess.run([*command, "--n-best", "3"], input=b"Two doors.\n", capture_output=True)
-    assert (done.returncode, done.stderr) == (0, b"")  # nothing at the process's end
+    assert (done.returncode, done.stderr) == (0, b"")  # prints nothing when it ends
     line = "error: options: expected length_penalty, max_length, as the export fixes others; got nothing"
     done = subprocess.run([*command, "--option", "nothing=1"], input=b"Two doors.\n", capture_output=True)
     assert (done.returncode, done.stdout, done.stderr.decode()) == (2, b"", f"{line}\n")
 
 
-def test_a_huge_text_takes_no_more_than_its_beginning(folder):
+def test_only_the_start_of_a_huge_text_is_tokenized(folder):
     client = LiteRTTranslator(folder)
-    tokens, read = client.metadata["max_source_length"], []
+    tokens, encoded = client.metadata["max_source_length"], []
     whole = client.source_ids("The old woman opens the red door. " * 99)
-    encode, client._tokenizer.encode = client._tokenizer.encode, lambda text: read.append(text) or encode(text)
+    encode, client._tokenizer.encode = client._tokenizer.encode, lambda text: encoded.append(text) or encode(text)
     for text in ("The old woman opens the red door. " * 9_999, "東京 " * 9_999, "Two" + " \x00\t" * 9_999 + "doors."):
         ids, expected = client.source_ids(text), encode(text)
         assert ids[:tokens] == expected[:tokens] and (len(ids) > tokens) == (len(expected) > tokens)
-        assert len(read.pop().encode()) <= 64 * (tokens + 1)
+        assert len(encoded.pop().encode()) <= 64 * (tokens + 1)
     assert client.source_ids("The old woman opens the red door. " * 9_999)[:tokens] == whole[:tokens]
 
 
-def test_a_lack_of_memory_is_no_fault_of_the_folder(folder, monkeypatch):
+def test_a_memory_error_does_not_blame_the_folder(folder, monkeypatch):
     def fails(*arguments, **options):
         raise MemoryError
 
@@ -230,18 +230,19 @@ def test_a_lack_of_memory_is_no_fault_of_the_folder(folder, monkeypatch):
         LiteRTTranslator(folder)
 
 
-def test_lines_are_read_as_they_come():
+def test_lines_are_read_as_they_arrive():
     chunks = iter([b"a\n", b"b", b"c\r\nd\n\n", b"e\n", b"f"])
-    lines = litert_client._lines(SimpleNamespace(read1=lambda most: next(chunks, b"")))
+    lines = litert_client._lines(SimpleNamespace(read1=lambda size: next(chunks, b"")))
     assert list(lines) == [[b"a"], [b"bc\r", b"d", b""], [b"e"], [b"f"]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("patience, beam_size, min_length", [(np.inf, 2, 27), (1.0, 4, 0), (2.0, 1, 0)])
 def test_marian_with_other_searches(patience, beam_size, min_length, tmp_path):
-    """Two SentencePiece models and another order of ids; outputs of 27 tokens are longer than short sources allow."""
+    """With two SentencePiece models and another order of ids. 27 tokens are more than short sources allow."""
     rules = {"min_length": min_length, "no_repeat_ngram_size": 3}
     translator = trained(patience=patience, beam_size=beam_size, **rules)
     translator.save(tmp_path / "1", format="litert", max_length=31 + 50)
-    texts = [text for text in [*sentences(199), *LONG] if len(text) < 999]  # of hundreds of steps, ties decide
-    agree(translator, tmp_path / "1", texts, beam_size, fresh=31, length_penalty=1.0)
+    texts = [text for text in [*sentences(199), *LONG] if len(text) < 999]  # In hundreds of steps, ties decide.
+    expected = translator.replace(length_penalty=1.0).n_best(texts, beam_size)
+    agree(expected, tmp_path / "1", texts, beam_size, fresh=31, length_penalty=1.0)

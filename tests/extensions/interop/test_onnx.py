@@ -1,4 +1,4 @@
-"""ONNX files: batches, the form of the graph, and the passes over it, after which it computes the same."""
+"""Tests ONNX files: batches, the form of the graph, and the passes over it."""
 
 import hashlib
 import json
@@ -29,30 +29,30 @@ def folder(translator, made_once):
     return onnx_export(translator, made_once)
 
 
-def test_a_call_takes_sources_of_any_lengths(folder):
-    """In any order. None changes the outputs of another."""
+def test_sources_of_a_call_are_independent(folder):
+    """They have any lengths, in any order."""
     client, texts = ONNXTranslator(folder), ["", LONG[0], "Two doors.", "", LONG[2]]
     (graph,), values = client._signatures, client.options | {"n_best": 2}
     sources = [[*client.source_ids(text), 2] for text in texts]
-    for source, found in zip(sources, graph(sources, values), strict=True):
-        (alone,) = graph([source], values)
-        assert found["lengths"].tolist() == alone["lengths"].tolist()
-        assert [ids[ids > 0].tolist() for ids in found["ids"]] == [ids[ids > 0].tolist() for ids in alone["ids"]]
-        np.testing.assert_allclose(found["scores"], alone["scores"], rtol=1e-5)
+    for source, outputs in zip(sources, graph(sources, values), strict=True):
+        (single,) = graph([source], values)
+        assert outputs["lengths"].tolist() == single["lengths"].tolist()
+        assert [ids[ids > 0].tolist() for ids in outputs["ids"]] == [ids[ids > 0].tolist() for ids in single["ids"]]
+        np.testing.assert_allclose(outputs["scores"], single["scores"], rtol=1e-5)
 
 
 def test_an_engine_makes_batches(folder, monkeypatch):
-    """Of texts of similar length, as large as it is told."""
+    """Texts of similar length, `batch_size` at a time."""
     texts = [*sentences(7), *LONG]
     expected = [*map(ONNXTranslator(folder), texts)]
     call, rows = _Graph.__call__, []
-    monkeypatch.setattr(_Graph, "__call__", lambda graph, *given: rows.append(len(given[0])) or call(graph, *given))
+    monkeypatch.setattr(_Graph, "__call__", lambda graph, *args: rows.append(len(args[0])) or call(graph, *args))
     assert tt.load(folder, batch_size=7)(texts) == expected
-    assert rows == [1, 7, 7, len(texts) - 14]  # the first when it was opened
+    assert rows == [1, 7, 7, len(texts) - 14]  # the first on opening
 
 
 @pytest.mark.parametrize("kind", ["int8", "earlier"])
-def test_some_files_take_one_text(kind, folder, tmp_path):
+def test_int8_and_earlier_files_take_one_text(kind, folder, tmp_path):
     """In int8 the texts of a call would change each other's outputs. Files of earlier versions have one row."""
     shutil.copytree(folder, tmp_path / "1")
     metadata, file = json.loads((tmp_path / "1/model.json").read_text()), tmp_path / "1/model.onnx"
@@ -72,8 +72,8 @@ def test_inputs_and_outputs(folder):
     kinds = {TensorProto.INT32: "int32", TensorProto.FLOAT: "float", TensorProto.BOOL: "bool"}
 
     def described(ports):
-        shapes = {one.name: [dim.dim_value or None for dim in one.type.tensor_type.shape.dim] for one in ports}
-        return {one.name: (kinds[one.type.tensor_type.elem_type], *shapes[one.name]) for one in ports}
+        shapes = {port.name: [dim.dim_value or None for dim in port.type.tensor_type.shape.dim] for port in ports}
+        return {port.name: (kinds[port.type.tensor_type.elem_type], *shapes[port.name]) for port in ports}
 
     assert described(graph.input) == {
         "source": ("int32", None, None),
@@ -90,30 +90,30 @@ def test_inputs_and_outputs(folder):
 
 
 def test_the_graph_is_light(translator, folder):
-    """Weights are no state of the loop, a norm is one node, and the table of embeddings is there once."""
+    """The loop's state has no weights, a norm is one node, and the file has one embedding table."""
     graph = onnx.load(folder / "model.onnx").graph
     (loop,) = (node for node in graph.node if node.op_type == "Loop")
-    weights = [one for part in graphs_in(graph) for one in part.initializer if len(one.dims) == 2]
-    assert all(math.prod(one.dims) < 24 for one in graph.initializer if one.name in loop.input)
-    assert sum(math.prod(one.dims) for one in weights) < 1.1 * translator.model.count_params()
+    weights = [tensor for part in graphs_in(graph) for tensor in part.initializer if len(tensor.dims) == 2]
+    assert all(math.prod(tensor.dims) < 24 for tensor in graph.initializer if tensor.name in loop.input)
+    assert sum(math.prod(tensor.dims) for tensor in weights) < 1.1 * translator.model.count_params()
     layers = len(translator.model.encoder_layers) * 2 + len(translator.model.decoder_layers) * 3
     norms = [node for part in graphs_in(graph) for node in part.node if node.op_type == "LayerNormalization"]
     assert len(norms) == layers
     (body,) = (attribute.g for attribute in loop.attribute if attribute.name == "body")
-    assert [node.op_type for node in body.node].count("Not") == 1  # a choice that is a sum of products has one, too
+    assert [node.op_type for node in body.node].count("Not") == 1  # tf2onnx's own choice has another
     assert len(loop.input) < 20 and len(body.node) < 300 and not body.initializer  # 284 nodes
-    assert [list(one.dims) for one in weights].count([350, 24]) == 1
-    assert not [one for one in weights if list(one.dims) == [24, 350]]
+    assert [list(tensor.dims) for tensor in weights].count([350, 24]) == 1
+    assert [24, 350] not in [list(tensor.dims) for tensor in weights]
 
 
 def test_threads_share_a_translator(folder):
     client, texts = ONNXTranslator(folder), ["Two doors.", "The dog sleeps.", "The old woman opens the red door."]
     with ThreadPoolExecutor(3) as threads:
-        assert list(threads.map(client, texts * 7)) == client(texts) * 7
+        assert list(threads.map(client, texts * 5)) == client(texts) * 5
 
 
-def test_a_table_of_integers_has_a_scale_by_row():
-    """One that has no copy among the products' weights."""
+def test_an_8_bit_table_has_a_scale_per_row():
+    """A table without a copy among the softmax weights."""
     table = np.random.default_rng(5).normal(size=(11, 3)).astype("float32") * np.arange(11)[:, None].astype("float32")
     ports = [("ids", TensorProto.INT32, [1, 7]), ("rows", TensorProto.FLOAT, [1, 7, 3])]
     inputs, outputs = ([helper.make_tensor_value_info(*port)] for port in ports)
@@ -122,13 +122,12 @@ def test_a_table_of_integers_has_a_scale_by_row():
     store_integers(graph, "table", "")
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    places = np.array([[0, 10, 3, 7, 1, 1, 5]], np.int32)
-    error = np.abs(session.run(None, {"ids": places})[0] - table[places])
-    assert (error <= np.abs(table[places]).max(axis=2, keepdims=True) / 253).all()
+    ids = np.array([[0, 10, 3, 7, 1, 1, 5]], np.int32)
+    error = np.abs(session.run(None, {"ids": ids})[0] - table[ids])
+    assert (error <= np.abs(table[ids]).max(axis=2, keepdims=True) / 253).all()
 
 
-def test_what_is_too_large_is_one_line(translator, tmp_path, monkeypatch):
-    """Before hours of work and of memory."""
+def test_a_too_large_model_raises_before_the_conversion(translator, tmp_path, monkeypatch):
     size = 4 * translator.model.count_params()
     monkeypatch.setattr(exports, "MOST", size)
     with pytest.raises(tt.BadInput, match=r"expected weights of less than .* GiB in float32 for ONNX, got .* GiB$"):
