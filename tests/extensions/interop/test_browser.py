@@ -1,4 +1,4 @@
-"""The page that translates in a browser: its tokenizer against SentencePiece's library, its answers against ours."""
+"""Tests the page that translates in a browser: its tokenizer with SentencePiece's library, its outputs with ours."""
 
 import functools
 import http.server
@@ -22,7 +22,7 @@ from tf_transformer.extensions.interop.families.m2m100.family import M2M100Check
 from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
 
 BROWSER = ROOT / "savedmodels/clients/browser"
-# Reads a tokenizer's files from a folder, and texts and lists of ids from standard input; prints ids and texts.
+# Reads a tokenizer's files from a directory, and texts and lists of ids from standard input. Prints ids and texts.
 SPELL = """
 import fs from "fs"
 const {tokenizerOf, isOfTokenizer} = await import(process.argv[1]), folder = process.argv[2]
@@ -60,8 +60,8 @@ def tokenizer_of(kind, sentences):
     if kind == "marian":
         return checkpoint_in(MARIAN).tokenizer()
     kind, normalization = kind.split()
-    symbols = {"user_defined_symbols": ["<2de>", "<2fr>", "<2fr>x"], "control_tokens": ["NP"]}
-    return tt.Tokenizer.train_from_iterator(sentences, 420, kind, normalization=normalization, **symbols)
+    tokens = {"user_defined_symbols": ["<2de>", "<2fr>", "<2fr>x"], "control_tokens": ["NP"]}
+    return tt.Tokenizer.train_from_iterator(sentences, 420, kind, normalization=normalization, **tokens)
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="needs Node")
@@ -71,20 +71,20 @@ def test_its_tokenizer_is_sentencepiece(kind, sentences, tmp_path):
     for name, content in (tokenizer.files | tokenizer.vocabularies).items():
         (tmp_path / name).write_bytes(content)
     ours = (litert_client._Pieces if tokenizer.vocabularies else litert_client._SentencePiece)(tmp_path)
-    texts = [*hostile_texts(60), *sentences[:97]]
+    texts = [*hostile_texts(31), *sentences[:97]]
     outputs = np.random.default_rng(3).integers(0, tokenizer.vocab_size, (197, 7)).tolist()
     command = ["node", "--input-type=module", "-e", SPELL, (BROWSER / "translator.js").as_uri(), str(tmp_path)]
-    given = json.dumps({"texts": texts, "outputs": outputs}).encode()
-    done = subprocess.run(command, input=given, capture_output=True)
+    arguments = json.dumps({"texts": texts, "outputs": outputs}).encode()
+    done = subprocess.run(command, input=arguments, capture_output=True)
     assert not done.returncode, done.stderr.decode()
-    found = json.loads(done.stdout)
-    assert found["ids"] == [ours.encode(text) for text in texts]
-    assert found["spelled"] == [ours.decode(ids) for ids in outputs]
+    outputs_of_page = json.loads(done.stdout)
+    assert outputs_of_page["ids"] == [ours.encode(text) for text in texts]
+    assert outputs_of_page["spelled"] == [ours.decode(ids) for ids in outputs]
 
 
 @pytest.fixture(scope="module", params=["translator", "m2m100"])
 def page(request, translator, tmp_path_factory):
-    """The page of an export in a browser, whose server has gone; and the export's folder."""
+    """The page of an export in a browser, after its server has stopped, and the export's directory."""
     pytest.importorskip("tf2onnx")
     if not (chromium.PROGRAM and shutil.which("npm")):
         pytest.skip("needs Chromium and npm")
@@ -94,23 +94,25 @@ def page(request, translator, tmp_path_factory):
     translator.save(folder / "onnx" / "1", format="onnx")
     build = ["node", str(BROWSER / "build.mjs"), str(folder / "onnx"), str(folder / "web")]
     subprocess.run(build, check=True)
-    refused = subprocess.run(build, capture_output=True)
-    assert refused.returncode == 2 and refused.stderr.decode() == (
+    failed = subprocess.run(build, capture_output=True)
+    assert failed.returncode == 2 and failed.stderr.decode() == (
         f"error: expected a new folder, but {folder / 'web'} exists\n"
     )
     quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
     handler = functools.partial(quiet, directory=folder / "web")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        made = chromium.Page(f"http://127.0.0.1:{server.server_port}/", tmp_path_factory.mktemp("chromium"))
-        made.until("document.getElementById('loading')?.hidden && document.getElementById('best').ariaBusy == 'false'")
+        browser = chromium.Page(f"http://127.0.0.1:{server.server_port}/", tmp_path_factory.mktemp("chromium"))
+        browser.until(
+            "document.getElementById('loading')?.hidden && document.getElementById('best').ariaBusy == 'false'"
+        )
         server.shutdown()
-    yield made, folder / "onnx"
-    made.close()
+    yield browser, folder / "onnx"
+    browser.close()
 
 
-def answers(page, text, **chosen):
-    """What the page shows for a text that is typed, and values that are chosen."""
+def outputs_of(page, text, **chosen):
+    """Types a text, selects values, and returns the outputs of the page."""
     for name, value in {**chosen, "text": text}.items():
         event = "input" if name == "text" else "change"
         element = f"document.getElementById('{name}')"
@@ -122,25 +124,25 @@ def answers(page, text, **chosen):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:more tokens than the model reads")
-def test_it_answers_without_a_server_as_the_client_does(page, sentences):
+def test_it_translates_like_the_client_without_a_server(page, sentences):
     page, folder = page
     client = opened(folder)
     for text in [*sentences[:31:2], *hostile_texts(3)]:
         expected = client.n_best(text, 1)[0]
-        (found,) = answers(page, text)
-        assert found.removesuffix(" … (not finished)") == expected.text, text
-        assert found.endswith(" … (not finished)") == (bool(expected.length) and not expected.finished)
-    found = [text.removesuffix(" … (not finished)") for text in answers(page, "Two doors.", n=3)]
-    assert found == [one.text for one in client.n_best("Two doors.", 3)]
-    answers(page, "", n=1)
-    page.value(OVERTAKEN)  # while the worker translates one text, two others come
+        (output,) = outputs_of(page, text)
+        assert output.removesuffix(" … (not finished)") == expected.text, text
+        assert output.endswith(" … (not finished)") == (bool(expected.length) and not expected.finished)
+    outputs = [text.removesuffix(" … (not finished)") for text in outputs_of(page, "Two doors.", n=3)]
+    assert outputs == [best.text for best in client.n_best("Two doors.", 3)]
+    outputs_of(page, "", n=1)
+    page.value(OVERTAKEN)  # types two texts while the worker translates another
     page.until("document.getElementById('best').ariaBusy == 'false'")
     (last,) = page.value(SHOWN)
     assert last.removesuffix(" … (not finished)") == client("A man. He sleeps.")
     assert page.value("document.getElementById('note').textContent").startswith("This looks like several sentences.")
     if client.metadata.get("languages"):
         chosen = {"source_language": "de", "target_language": "en"}
-        (found,) = answers(page, "Zwei Hunde.", **chosen)
-        assert found.removesuffix(" … (not finished)") == client("Zwei Hunde.", **chosen)
+        (output,) = outputs_of(page, "Zwei Hunde.", **chosen)
+        assert output.removesuffix(" … (not finished)") == client("Zwei Hunde.", **chosen)
         assert page.value("document.getElementById('target_language').selectedOptions[0].text") == "English"
     assert page.value("document.documentElement.scrollWidth") <= 390

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, whatever its family: each is read once, and weights may lie in several kinds of them."""
+"""Tests files of checkpoints of all families: each is read once, and weights may be in several kinds of files."""
 
 import collections
 import contextlib
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checkpoints import M2M100, MAKERS, MARIAN, copied, in_a_pickle, in_h5, in_several_files
-from test_reading import refused
+from test_reading import refused as rejected
 
 import tf_transformer as tt
 from tf_transformer.extensions.interop.families import weights
@@ -40,7 +40,7 @@ def test_each_file_is_read_once(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(native, "read_npz", counted(native.read_npz))
     monkeypatch.setitem(weights.READERS, "model.safetensors", counted(weights.READERS["model.safetensors"]))
     family_of_folder(folder).load(folder)
-    names = {file.name for file in folder.iterdir()} - {"preprocess.sh"}  # which Marian's own releases have, too
+    names = {file.name for file in folder.iterdir()} - {"preprocess.sh"}  # in Marian's releases
     assert read == dict.fromkeys(names, 1)
 
 
@@ -58,43 +58,43 @@ def test_each_file_is_read_once(kind, tmp_path, monkeypatch):
 def test_sizes_are_checked_before_they_take_memory(values, tmp_path):
     folder, (name, *_) = copied(MARIAN, tmp_path, **values), values
     names = {"encoder_layers": "num_layers", "encoder_attention_heads": "num_heads"}
-    refused(checkpoint_in(folder).load, f"config.json: .*{names.get(name, name)}")
+    rejected(checkpoint_in(folder).load, f"config.json: .*{names.get(name, name)}")
 
 
-def test_a_vocabulary_without_weights_has_a_size_that_can_be(tmp_path):
+def test_the_size_of_a_vocabulary_without_weights_is_limited(tmp_path):
     folder = copied(MARIAN, tmp_path, vocab_size=10**12)
     (folder / "model.safetensors").unlink()
     most = "config.json: vocab_size: expected a number up to 16,777,216, got '1000000000000'"
-    refused(checkpoint_in(folder).tokenizer, most)
+    rejected(checkpoint_in(folder).tokenizer, most)
 
 
-def test_a_pointer_of_git_lfs_is_named(tmp_path):
+def test_pointers_of_git_lfs_are_named(tmp_path):
     folder = copied(MARIAN, tmp_path)
     for name in ("source.spm", "model.safetensors"):
         (folder / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 300000000\n")
-        refused(checkpoint_in(folder).load, f"{name}: expected the file itself, .* Git LFS")
+        rejected(checkpoint_in(folder).load, f"{name}: expected the file itself, .* Git LFS")
 
 
-def test_an_index_of_weights_that_is_wrong(tmp_path):
+def test_wrong_indices_of_weights(tmp_path):
     in_several_files(copied(MARIAN, tmp_path))
     index = tmp_path / "model.safetensors.index.json"
-    places = json.loads(index.read_text())["weight_map"]
+    files = json.loads(index.read_text())["weight_map"]
     for wrong, message in (
-        (places | {"model.shared.weight": "../model.safetensors"}, "expected names of files next to it"),
-        (places | {"model.shared.bias": min(places.values())}, "expected files with all tensors .* model.shared.bias"),
-        ({name: 7 for name in places}, "index.json: expected the weights of MarianMT"),
+        (files | {"model.shared.weight": "../model.safetensors"}, "expected names of files next to it"),
+        (files | {"model.shared.bias": min(files.values())}, "expected files with all tensors .* model.shared.bias"),
+        ({name: 7 for name in files}, "index.json: expected the weights of MarianMT"),
         ({"a": "nothing.safetensors"}, "found none at .*nothing.safetensors"),
     ):
         index.write_text(json.dumps({"weight_map": wrong}))
-        refused(checkpoint_in(tmp_path).model, message)
+        rejected(checkpoint_in(tmp_path).model, message)
 
 
-def test_pickles_are_read_by_a_pytorch_that_is_safe(tmp_path, monkeypatch):
+def test_pickles_need_a_safe_pytorch(tmp_path, monkeypatch):
     """Before 2.6, `weights_only` could run code (CVE-2025-32434)."""
     (copied(MARIAN, tmp_path) / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.5.1+cu124"))
-    refused(checkpoint_in(tmp_path).model, "pytorch_model.bin: expected PyTorch 2.6 or later .*, got 2.5.1")
+    rejected(checkpoint_in(tmp_path).model, "pytorch_model.bin: expected PyTorch 2.6 or later .*, got 2.5.1")
 
 
 def some_bfloat16(folder):
@@ -109,7 +109,7 @@ def some_bfloat16(folder):
         (MARIAN, in_several_files, 0),
         (M2M100, some_bfloat16, 2**-7),
         (MARIAN, in_h5, 0),
-        (MARIAN, functools.partial(in_h5, leaf="embeddings"), 0),  # of newer files
+        (MARIAN, functools.partial(in_h5, leaf="embeddings"), 0),  # newer files
         (MARIAN, in_a_pickle, 0),
         (M2M100, in_a_pickle, 0),
     ],
@@ -118,8 +118,8 @@ def test_weights_in_other_files(source, change, precision, tmp_path):
     if change is in_a_pickle:
         pytest.importorskip("torch")
     change(copied(source, tmp_path))
-    found, expected = (family_of_folder(source).load(folder).model.get_weights() for folder in (tmp_path, source))
-    for value, other in zip(found, expected, strict=True):
+    weights, expected = (family_of_folder(source).load(folder).model.get_weights() for folder in (tmp_path, source))
+    for value, other in zip(weights, expected, strict=True):
         np.testing.assert_allclose(value, other, rtol=precision)
 
 
@@ -138,7 +138,7 @@ FILES += [(M2M100, "config.json"), (M2M100, "sentencepiece.bpe.model"), (M2M100,
 
 
 @pytest.mark.parametrize("source, name", FILES)
-def test_what_is_not_there_or_damaged_is_said(source, name, tmp_path):
+def test_missing_and_damaged_files(source, name, tmp_path):
     folder, family = copied(source, tmp_path), family_of_folder(source)
     (folder / name).unlink()
     with pytest.raises(tt.BadInput, match=f"expected a checkpoint of M.*, found no {name} in"):
@@ -152,7 +152,7 @@ def test_what_is_not_there_or_damaged_is_said(source, name, tmp_path):
             family.load(folder)
 
 
-def test_weights_that_are_not_there_or_damaged(tmp_path, monkeypatch):
+def test_missing_and_damaged_weights(tmp_path, monkeypatch):
     folder, family = copied(M2M100, tmp_path), family_of_folder(M2M100)
     (folder / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(tt.BadInput, match="model.safetensors: expected the weights of M2M100, got something else: "):
@@ -163,8 +163,8 @@ def test_weights_that_are_not_there_or_damaged(tmp_path, monkeypatch):
     (folder / "pytorch_model.bin").write_bytes(b"broken")
     with monkeypatch.context() as context:
         context.setitem(sys.modules, "torch", None)
-        said = r"pytorch_model.bin: reading it without a model.safetensors .* takes torch: pip install"
-        with pytest.raises(tt.BadInput, match=said):
+        message = r"pytorch_model.bin: reading it without a model.safetensors .* takes torch: pip install"
+        with pytest.raises(tt.BadInput, match=message):
             family.load(folder)
     with pytest.raises(tt.BadInput, match="pytorch_model.bin: expected the weights of M2M100, got |takes torch: pip"):
         family.load(folder)
@@ -174,7 +174,7 @@ def test_weights_that_are_not_there_or_damaged(tmp_path, monkeypatch):
 
 
 TENSORS = {"lm_head.weight": np.zeros((386, 36), "float32")}
-WRONG = [  # settings and weights; messages about the former name their file
+WRONG = [  # settings, whose messages name the file, and weights
     (MARIAN, "config.json: .*model_type: expected 'marian', got 'bart'", {"model_type": "bart"}),
     (MARIAN, "config.json: .*activation_function: expected 'swish' or .*, got 't", {"activation_function": "tanh"}),
     (M2M100, "config.json: .*tie_word_embeddings: expected True, got False", {"tie_word_embeddings": False}),
@@ -205,19 +205,19 @@ def test_a_table_under_each_of_its_names(tmp_path):
     table = numpy_files.load_file(MARIAN / "model.safetensors")["model.shared.weight"]
     names = ["model.encoder.embed_tokens.weight", "lm_head.weight"]
     folder = copied(MARIAN, tmp_path, drop=["model.shared.weight"], tensors=dict.fromkeys(names, table))
-    found, expected = (checkpoint_in(each).model().get_weights() for each in (folder, MARIAN))
-    assert all(map(np.array_equal, found, expected))
+    weights, expected = (checkpoint_in(path).model().get_weights() for path in (folder, MARIAN))
+    assert all(map(np.array_equal, weights, expected))
 
 
 def test_settings_of_the_search(tmp_path):
-    """Those that mean the same; what there counts the start symbol and the language is less here."""
+    """Options with an equivalent. `transformers` also counts BOS and the language."""
     for source, first in ((MARIAN, 1), (M2M100, 2)):
-        for said, expected in (
+        for settings, expected in (
             ({"num_beams": 10**9, "max_length": "512"}, {"beam_size": 16}),
             ({"num_beams": None, "max_length": first}, {}),
             ({"num_beams": True, "max_length": first + 1}, {"max_length": 1}),
         ):
             folder = copied(source, tmp_path / source.parent.name)
-            (folder / "generation_config.json").write_text(json.dumps(said))
+            (folder / "generation_config.json").write_text(json.dumps(settings))
             kind = checkpoint_in if source is MARIAN else M2M100Checkpoint
             assert kind(folder).options() == expected

@@ -1,4 +1,4 @@
-"""The registry of families: configurations, tokenizers and folders are recognized by it alone."""
+"""Tests the registry of families, which recognizes configurations, tokenizers and directories."""
 
 import dataclasses
 import json
@@ -17,15 +17,15 @@ SMALL = {"num_layers": 1, "d_model": 12, "d_ff": 17, "num_heads": 3, "vocab_size
 
 
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
-def test_a_configuration_says_its_family(family):
-    """The fields of a configuration, as JSON has them, give it back, and its family's model."""
-    own = {field.name: 3 for field in dataclasses.fields(family.config) if field.name.startswith("num_decoder")}
-    config = family.config(**SMALL, **own)
+def test_a_configuration_has_a_family(family):
+    """JSON with its fields restores it, and determines the model."""
+    sizes = {field.name: 3 for field in dataclasses.fields(family.config) if field.name.startswith("num_decoder")}
+    config = family.config(**SMALL, **sizes)
     assert config_of(json.loads(json.dumps(config.to_dict()))) == config
     assert type(build_model(config)) is family.model
 
 
-def test_a_configuration_of_ones_own_is_of_its_parents_family():
+def test_a_custom_configuration_has_its_parents_family():
     @dataclasses.dataclass(frozen=True)
     class Mine(MarianConfig):
         pass
@@ -38,7 +38,7 @@ def test_fields_of_no_family():
         config_of({**SMALL, "colour": "red"})
 
 
-def test_tokenizers_and_folders_say_their_family(translator, tmp_path):
+def test_tokenizers_and_folders_have_a_family(translator, tmp_path):
     assert type(tokenizer_of(translator.tokenizer.model)) is tt.Tokenizer
     marian = tt.Translator.from_pretrained(MARIAN).tokenizer
     assert type(tokenizer_of(marian.model)) is type(marian)
@@ -48,10 +48,10 @@ def test_tokenizers_and_folders_say_their_family(translator, tmp_path):
 def test_the_family_is_found_by_the_files(tmp_path):
     named = tt.Translator.from_pretrained(MARIAN, family="marian")
     assert type(named.model) is MarianTransformer
-    for found in (tt.Translator.from_pretrained(MARIAN), tt.load(MARIAN)):
-        assert type(found.model) is MarianTransformer and found.model.config == named.model.config
-        assert (found.tokenizer.fingerprint, found.options) == (named.tokenizer.fingerprint, named.options)
-        for weight, expected in zip(found.model.get_weights(), named.model.get_weights(), strict=True):
+    for loaded in (tt.Translator.from_pretrained(MARIAN), tt.load(MARIAN)):
+        assert type(loaded.model) is MarianTransformer and loaded.model.config == named.model.config
+        assert (loaded.tokenizer.fingerprint, loaded.options) == (named.tokenizer.fingerprint, named.options)
+        for weight, expected in zip(loaded.model.get_weights(), named.model.get_weights(), strict=True):
             np.testing.assert_array_equal(weight, expected)
     with pytest.raises(tt.BadInput, match="expected a SavedModel, a run or a checkpoint, found no config.json"):
         tt.Translator.from_pretrained(tmp_path)

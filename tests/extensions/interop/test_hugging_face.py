@@ -1,4 +1,4 @@
-"""Checkpoints for `transformers`: those that it wrote are written alike, read again, and it translates by them."""
+"""Tests checkpoints for `transformers`: they equal those that it wrote, can be read, and it translates with them."""
 
 import importlib.util
 import json
@@ -21,12 +21,12 @@ from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID
 from trainers import export
 
 numpy = pytest.importorskip("safetensors.numpy")
-CHECKPOINTS = {"marian": MARIAN, "m2m100": M2M100}  # that `transformers` wrote
+CHECKPOINTS = {"marian": MARIAN, "m2m100": M2M100}  # files of `transformers`
 SIZES = {"dropout": 0.0, "vocab_size": 350}
 LANGUAGES = {"m2m100": ("en", "de"), "nllb": ("eng_Latn", "deu_Latn")}
 
 
-def said(folder, name):
+def settings_in(folder, name):
     return json.loads((folder / name).read_text(encoding="utf-8"))
 
 
@@ -47,22 +47,22 @@ def read():
 
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 def test_a_checkpoint_is_written_as_it_was(kind, read, tmp_path):
-    """Tensors and vocabulary, and each setting that both say; 16 bits become 32."""
+    """Compares tensors, vocabulary and settings in both. 16 bits become 32."""
     save(read[kind], path := tmp_path / "again")
-    found, expected = (numpy.load_file(folder / "model.safetensors") for folder in (path, CHECKPOINTS[kind]))
-    assert found.keys() == expected.keys()
+    tensors, expected = (numpy.load_file(folder / "model.safetensors") for folder in (path, CHECKPOINTS[kind]))
+    assert tensors.keys() == expected.keys()
     for name, tensor in expected.items():
-        if name == "final_logits_bias":  # the padding's is ours
-            assert found[name][0, -1] == -30
-            found[name][0, -1] = tensor[0, -1]
-        np.testing.assert_array_equal(found[name], tensor.astype("float32"), name)
-    assert said(path, "vocab.json") == said(CHECKPOINTS[kind], "vocab.json")
+        if name == "final_logits_bias":  # Only padding's differs.
+            assert tensors[name][0, -1] == -30
+            tensors[name][0, -1] = tensor[0, -1]
+        np.testing.assert_array_equal(tensors[name], tensor.astype("float32"), name)
+    assert settings_in(path, "vocab.json") == settings_in(CHECKPOINTS[kind], "vocab.json")
     ours = {"dtype", "max_position_embeddings", "model_max_length", "added_tokens_decoder"}
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
-        before, after = said(CHECKPOINTS[kind], name), said(path, name)
+        before, after = settings_in(CHECKPOINTS[kind], name), settings_in(path, name)
         shared = before.keys() & after.keys() - ours
         assert len(shared) > 3 and {key: after[key] for key in shared} == {key: before[key] for key in shared}
-    before, after = (said(folder, "tokenizer_config.json") for folder in (CHECKPOINTS[kind], path))
+    before, after = (settings_in(folder, "tokenizer_config.json") for folder in (CHECKPOINTS[kind], path))
     if kind == "m2m100":
         assert before["added_tokens_decoder"].items() <= after["added_tokens_decoder"].items()
 
@@ -71,8 +71,8 @@ KINDS = [*CHECKPOINTS, *(pytest.param(kind, marks=pytest.mark.program) for kind 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_written_is_read_again(kind, read, tmp_path):
-    """Weights bit for bit, ids and pieces, and what else a translator has."""
+def test_exports_can_be_read(kind, read, tmp_path):
+    """Weights are equal bit for bit, and so are tokenizer and options."""
     if kind not in read:
         MAKERS[kind](tmp_path / "source")
     before = read.get(kind) or tt.Translator.from_pretrained(tmp_path / "source")
@@ -94,7 +94,7 @@ OTHERS = [pytest.param(kind, marks=pytest.mark.program) for kind in ("narrow hea
 
 
 @pytest.mark.parametrize("kind", ["the paper's", *OTHERS])
-def test_a_model_with_a_vocabulary_of_ones_own_becomes_marians(kind, own, translator, tmp_path):
+def test_a_custom_model_becomes_marians(kind, own, translator, tmp_path):
     ours = {"the paper's": own, "narrow heads": translator}.get(kind)
     if ours is None:
         sizes = {"num_layers": 1, "d_model": 14, "d_ff": 23, "num_heads": 2, "num_decoder_layers": 2}
@@ -108,14 +108,14 @@ def test_a_model_with_a_vocabulary_of_ones_own_becomes_marians(kind, own, transl
     assert read.tokenizer.encode(sources) == ours.tokenizer.encode(sources)
     source = ours.read(sources, ours.tokenizer)[0]
     target = np.pad(ours.read(targets, ours.tokenizer)[0], [(0, 0), (1, 0)], constant_values=BOS_ID)[:, :-1]
-    found, expected = (logits(model, source, target) for model in (read.model, ours.model))
-    np.testing.assert_allclose(found[:, EOS_ID:], expected[:, EOS_ID:], atol=1e-3)  # epsilon may be another
-    assert found[:, :EOS_ID].max() < expected[:, EOS_ID:].min()  # padding and start have no share, nor there
+    outputs, expected = (logits(model, source, target) for model in (read.model, ours.model))
+    np.testing.assert_allclose(outputs[:, EOS_ID:], expected[:, EOS_ID:], atol=1e-3)  # epsilon may be another
+    assert outputs[:, :EOS_ID].max() < expected[:, EOS_ID:].min()  # padding and start have no share, nor there
     assert numpy.load_file(tmp_path / "1/model.safetensors")["final_logits_bias"][0, -1] == -30
 
 
-def test_a_start_symbol_that_has_learned(read, tmp_path):
-    """M2M100 starts with the end symbol, whose row learns something else."""
+def test_a_trained_bos(read, tmp_path):
+    """M2M100's targets start with EOS, whose row training changes differently."""
     translator = read["m2m100"].replace(model=read["m2m100"].model.astype("float32"), target_language="de")
     embedding = translator.model.embedding
     assert not embedding.logits_bias.trainable
@@ -126,11 +126,11 @@ def test_a_start_symbol_that_has_learned(read, tmp_path):
     again = tt.Translator.from_pretrained(tmp_path / "tuned")
     assert again.tokenizer.shares_vocabulary(translator.tokenizer) and again.tokenizer.vocab_size == len(table)
     np.testing.assert_array_equal(array(again.model.embedding.embeddings), table)
-    settings, start = said(tmp_path / "tuned", "generation_config.json"), len(table) - 2
+    settings, start = settings_in(tmp_path / "tuned", "generation_config.json"), len(table) - 2
     assert settings["decoder_start_token_id"] == start and settings["suppress_tokens"] == [start]
-    symbols = said(tmp_path / "tuned", "tokenizer_config.json")["added_tokens_decoder"]
-    assert symbols[str(settings["forced_bos_token_id"])]["content"] == "__de__"
-    assert symbols[str(start)]["content"] == "<start>" and symbols[str(start)]["special"]
+    tokens = settings_in(tmp_path / "tuned", "tokenizer_config.json")["added_tokens_decoder"]
+    assert tokens[str(settings["forced_bos_token_id"])]["content"] == "__de__"
+    assert tokens[str(start)]["content"] == "<start>" and tokens[str(start)]["special"]
     embedding.logits_bias.assign(embedding.logits_bias + 1)
     with pytest.raises(
         tt.BadInput, match="logits_bias: expected zeros, since M2M100's logits have no bias, got others"
@@ -139,7 +139,7 @@ def test_a_start_symbol_that_has_learned(read, tmp_path):
 
 
 def config(**changes):
-    """Of a small model."""
+    """Returns the configuration of a small model."""
     return tt.TransformerConfig(**({"num_layers": 1, "d_model": 14, "d_ff": 23, "num_heads": 2} | SIZES | changes))
 
 
@@ -148,7 +148,7 @@ class Windowed(tt.Transformer):
         return [tt.layers.RestrictedEncoderLayer(**self.layer_options(), window=5, name="encoder_0")]
 
 
-REFUSED = {  # the configuration
+REJECTED = {  # configurations by their message
     "positions: expected sinusoidal, as MarianMT's models have it, got learned": config(positions="learned"),
     "norm_first: expected False, as MarianMT's models have it, got True": config(norm_first=True),
     "expected heads of at most d_model / num_heads=7 numbers .* got num_heads=2, d_k=9, d_v=7": config(d_k=9),
@@ -157,20 +157,20 @@ REFUSED = {  # the configuration
 }
 
 
-SLOWER = [pytest.param(message, marks=[pytest.mark.program] * (place > 2)) for place, message in enumerate(REFUSED)]
+SLOWER = [pytest.param(message, marks=[pytest.mark.program] * (index > 2)) for index, message in enumerate(REJECTED)]
 
 
 @pytest.mark.parametrize("message", SLOWER)
-def test_what_transformers_has_not_is_one_line(message, tokenizer, tmp_path):
+def test_unsupported_models_raise_one_line(message, tokenizer, tmp_path):
     variants = {"activation": OtherParts, "Restricted": Windowed}
     kind = next((kind for word, kind in variants.items() if word in message), tt.Transformer)
-    model = kind(REFUSED[message])
+    model = kind(REJECTED[message])
     with pytest.raises(tt.BadInput, match=message) as error:
         save(tt.Translator(model, tokenizer), tmp_path / "checkpoint")
     assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
 
 
-def test_other_translators_are_refused(own, read, tmp_path, monkeypatch):
+def test_other_translators_are_rejected(own, read, tmp_path, monkeypatch):
     both = tt.Translator(tt.Ensemble([own.model, own.model]), own.tokenizer)
     mixed = tt.Translator(tt.Transformer(config(vocab_size=371)), read["m2m100"].tokenizer)
     for translator, dtype, message in (
@@ -188,7 +188,7 @@ def test_other_translators_are_refused(own, read, tmp_path, monkeypatch):
 
 @pytest.mark.program
 def test_a_check_compares_ids_and_logits(own, tokenizer, tmp_path, monkeypatch):
-    """Of a checkpoint that is another model, and of a tag that `transformers` takes for a code of a language."""
+    """A checkpoint of another model, and a tag that `transformers` takes for a language's code."""
     tagged = tt.Tokenizer.train_from_iterator(["a red door", "two doors"] * 60, 270, user_defined_symbols=[">>de<<"])
     other = tt.Translator(tt.Transformer(config(vocab_size=270)), tagged)
     with pytest.raises(tt.BadInput, match="'>>de<<.*: expected the ids .*, got a checkpoint that returns"):
@@ -202,16 +202,16 @@ def test_a_check_compares_ids_and_logits(own, tokenizer, tmp_path, monkeypatch):
 @pytest.mark.program
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_weights_of_16_bits(dtype, own, tmp_path):
-    """As asked for, or as the model has them."""
-    save(own, tmp_path / "asked", dtype, checked=True)
+    """By argument, or by the model's dtype."""
+    save(own, tmp_path / "argument", dtype, checked=True)
     save(own.astype(dtype), tmp_path / "own")
-    found, same = (numpy.load_file(tmp_path / name / "model.safetensors") for name in ("asked", "own"))
-    for name, tensor in found.items():
-        assert tensor.dtype.name == dtype == said(tmp_path / "asked", "config.json")["dtype"]
+    tensors, same = (numpy.load_file(tmp_path / name / "model.safetensors") for name in ("argument", "own"))
+    for name, tensor in tensors.items():
+        assert tensor.dtype.name == dtype == settings_in(tmp_path / "argument", "config.json")["dtype"]
         np.testing.assert_array_equal(tensor, same[name], name)
 
 
-def test_the_card_says_what_is_known(own, tmp_path):
+def test_the_card_has_the_metadata(own, tmp_path):
     metadata = {"license": "mit", "origin": "somebody/small", "source_language": "en", "target_language": "de"}
     save(
         own.replace(export_options=metadata), tmp_path / "name/7", step=29, bleu=39.2, bleu_signature="nrefs:1|tok:13a"
@@ -243,7 +243,7 @@ def test_the_program(tmp_path, capsys, monkeypatch):
     argv = ["--pretrained", f"{M2M100}/", "--base", str(tmp_path), "--format", "transformers", "--dtype", "float16"]
     export.main([*argv, "--languages", "en", "de", "--license", "cc-by-4.0", "--dev", *map(str, dev)])
     exact, rounded = (scored[dtype].model for dtype in ("float32", "float16"))
-    for weight, other in zip(exact.weights, rounded.weights, strict=True):  # they compute in float32
+    for weight, other in zip(exact.weights, rounded.weights, strict=True):  # Both compute in float32.
         np.testing.assert_array_equal(array(weight).astype("float16").astype("float32"), other, strict=True)
     assert f"published {tmp_path / 'trained/1'}: a checkpoint for `transformers`, float16" in capsys.readouterr().out
     assert tt.load(tmp_path / "trained/1").tokenizer.current_languages() == ("en", "de")
@@ -264,15 +264,15 @@ def test_transformers_translates_alike(kind, own, translator, tmp_path):
     ours, name = {"own": own, "narrow": translator}.get(kind), {"tuned": "m2m100"}.get(kind, kind)
     if ours is None:
         MAKERS[name](tmp_path / "source")
-        spoken = dict(zip(("source_language", "target_language"), LANGUAGES.get(name, ()), strict=False))
-        ours = tt.Translator.from_pretrained(tmp_path / "source", **spoken)
+        languages = dict(zip(("source_language", "target_language"), LANGUAGES.get(name, ()), strict=False))
+        ours = tt.Translator.from_pretrained(tmp_path / "source", **languages)
     if kind == "tuned":
         table = array(ours.model.embedding.embeddings).copy()
         table[BOS_ID] *= 1.5
         ours.model.embedding.embeddings.assign(table)
     ours = ours.replace(length_penalty=0.0, patience=math.inf, extra_length=23, max_source_length=99)
     save(ours, tmp_path / "again", checked=True)
-    if kind in ("own", "narrow"):  # with Marian's epsilon, and no share for padding and start
+    if kind in ("own", "narrow"):  # Marian's epsilon, padding and BOS
         ours = tt.Translator.from_pretrained(tmp_path / "again", **ours.options)
     pairs = tt.toy_corpus.corpus(train=0, dev=100, test=100)
     texts, languages = [source for part in ("dev", "test") for source, _ in pairs[part]], None
@@ -280,14 +280,14 @@ def test_transformers_translates_alike(kind, own, translator, tmp_path):
         languages = [*LANGUAGES[name], *ours.tokenizer.tokens(ours.tokenizer.start_ids()[1:])]
     pieces = [ours.tokenizer.source_tokens([*row, EOS_ID]) for row in ours.tokenizer.encode(texts)]
     for beams in (1, 4):
-        found, outputs, log_probs = asked(tmp_path / "again", texts, beams, 23, languages)
-        assert found == pieces
+        tokens, outputs, log_probs = asked(tmp_path / "again", texts, beams, 23, languages)
+        assert tokens == pieces
         expected = [best for (best,) in ours.replace(beam_size=beams).n_best(texts)]
         np.testing.assert_allclose(log_probs, [best.log_prob for best in expected], atol=2e-3)
         agree = [plain(best.text) == plain(output) for best, output in zip(expected, outputs, strict=True)]
-        assert np.mean(agree) > 0.99 and len({*outputs}) > 40  # a tie may be decided otherwise
+        assert np.mean(agree) > 0.99 and len({*outputs}) > 40  # Ties may differ.
 
 
 def plain(text):
-    """Without what stands for bytes that are no text: one for each byte there, here one for several."""
+    """Removes the marks of invalid bytes: one for each byte in `transformers`, one for several in ours."""
     return re.sub("\ufffd+", "", text)

@@ -1,7 +1,6 @@
-"""M2M100 and NLLB-200 against what `transformers` answers.
+"""Compares M2M100 and NLLB-200 with `transformers`.
 
-tests/m2m100/trained is a checkpoint and its answers, made by tests/m2m100/m2m100_make.py. Where transformers and torch
-are installed (pip install torch "transformers<6"), others are made anew.
+tests/m2m100/m2m100_make.py made the checkpoint tests/m2m100/trained and the expected outputs.
 """
 
 import copy
@@ -37,8 +36,9 @@ pytestmark = pytest.mark.filterwarnings("error:You are using a softmax over axis
 sys.path.insert(0, str(TRAINED.parent))
 import m2m100_make as make  # noqa: E402
 
-ANSWERS = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))
-DIRECTIONS = [tuple(name.split("-")) for name in ANSWERS]
+EXPECTED = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))
+DIRECTIONS = [tuple(name.split("-")) for name in EXPECTED]
+COLUMNS = ("sentences", "beam", "log_probs")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def translator():
 
 @pytest.fixture(scope="module")
 def exact(translator):
-    """Searches as `transformers` does without a length penalty."""
+    """A translator with the search of `transformers` without a length penalty."""
     return translator.replace(beam_size=4, length_penalty=0.0, patience=math.inf)
 
 
@@ -63,92 +63,84 @@ def of_checkpoint(folder, rows):
 
 @pytest.mark.parametrize("source, target", DIRECTIONS)
 def test_ids_and_texts(translator, source, target):
-    answers = ANSWERS[f"{source}-{target}"]
+    expected = EXPECTED[f"{source}-{target}"]
     tokenizer = translator.tokenizer.with_languages(source, target)
-    ids = tokenizer.tokenize(answers["texts"])
-    assert of_checkpoint(TRAINED, ids.to_list()) == [row[:-1] for row in answers["ids"]]  # without the end symbol
-    reversed_ids = tokenizer.with_languages(target, source).tokenize_target(answers["texts"])
-    assert reversed_ids.to_list() == ids.to_list() == tokenizer.encode(answers["texts"])
-    assert tokenizer.with_languages(target, source).encode_target(answers["texts"]) == ids.to_list()
-    assert tokenizer.decode(ids.to_list()) == answers["decoded"]
-    assert [text.decode() for text in tokenizer.detokenize(ids).numpy()] == answers["decoded"]
+    ids = tokenizer.tokenize(expected["texts"])
+    assert of_checkpoint(TRAINED, ids.to_list()) == [row[:-1] for row in expected["ids"]]  # without EOS
+    reversed_ids = tokenizer.with_languages(target, source).tokenize_target(expected["texts"])
+    assert reversed_ids.to_list() == ids.to_list() == tokenizer.encode(expected["texts"])
+    assert tokenizer.with_languages(target, source).encode_target(expected["texts"]) == ids.to_list()
+    assert tokenizer.decode(ids.to_list()) == expected["decoded"]
+    assert [text.decode() for text in tokenizer.detokenize(ids).numpy()] == expected["decoded"]
     assert tokenizer.ids(tokenizer.pieces(ids[:5])).to_list() == ids[:5].to_list()
 
 
 def ours(folder, ids):
-    """Ids of a target as the checkpoint has them, as ours."""
+    """Converts a checkpoint's target ids to ours."""
     order = {row: id for id, row in enumerate(M2M100Checkpoint(folder).target.rows)} | {make.END: EOS_ID}
-    found = np.vectorize(order.get)(ids)
-    found[:, 0] = BOS_ID
-    return found
+    converted = np.vectorize(order.get)(ids)
+    converted[:, 0] = BOS_ID
+    return converted
 
 
 def test_logits(translator):
-    answers = np.load(TRAINED / "logits.npz")
+    expected = np.load(TRAINED / "logits.npz")
     source, target = DIRECTIONS[-1]
-    text = ANSWERS[f"{source}-{target}"]["sentences"][:5]
+    text = EXPECTED[f"{source}-{target}"]["sentences"][:5]
     ids, *_ = translator.with_languages(source, target).source(tf.constant(text))
-    found = array(translator.model((ids, ours(TRAINED, answers["target"]))))
+    logits = array(translator.model((ids, ours(TRAINED, expected["target"]))))
     rows = M2M100Checkpoint(TRAINED).target.rows
-    np.testing.assert_allclose(found[..., EOS_ID:], answers["logits"][..., rows[EOS_ID:]], atol=1e-5)
-    assert found[..., :EOS_ID].max() < -15  # our own padding and start symbol
+    np.testing.assert_allclose(logits[..., EOS_ID:], expected["logits"][..., rows[EOS_ID:]], atol=1e-5)
+    assert logits[..., :EOS_ID].max() < -15  # our padding and BOS
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("source, target", DIRECTIONS)
-def test_searches(exact, source, target):
-    answers, spoken = ANSWERS[f"{source}-{target}"], languages(source, target)
-    found = exact.n_best(answers["sentences"], 1, **spoken)
-    assert [best[0].text for best in found] == answers["beam"]
-    np.testing.assert_allclose([best[0].log_prob for best in found], answers["log_probs"], atol=1e-4)
+def test_greedy_and_beam_search(exact, source, target):
+    expected, spoken = EXPECTED[f"{source}-{target}"], languages(source, target)
+    assert [best.text for (best,) in exact.n_best(expected["sentences"], 1, **spoken)] == expected["beam"]
     if source == "en":
-        assert exact.replace(beam_size=1)(answers["sentences"], **spoken) == answers["greedy"]
+        assert exact.replace(beam_size=1)(expected["sentences"], **spoken) == expected["greedy"]
 
 
 def test_a_batch_of_several_languages(exact):
-    """Each row has its own; an unknown language is an empty row that says so."""
-    parts = {pair: ANSWERS["-".join(pair)] for pair in DIRECTIONS}
+    """Each row has its languages. A row with an unknown one is empty and marked as truncated."""
     rows = [
-        (text, *pair, best)
-        for pair, part in parts.items()
-        for text, best in zip(part["sentences"], part["beam"], strict=True)
+        (text, *pair, best, log_prob)
+        for pair in DIRECTIONS
+        for text, best, log_prob in zip(*(EXPECTED["-".join(pair)][key] for key in COLUMNS), strict=True)
     ]
-    rows = [*rows[::7], (rows[0][0], "en", "xx", ""), (rows[0][0], "", "de", ""), ("", "en", "de", "")]
-    text, source, target, best = (list(column) for column in zip(*rows, strict=True))
+    count, english = len(rows), rows[0][0]
+    rows += [(english, "en", "xx", "", 0), (english, "", "de", "", 0), ("", "en", "de", "", 0)]
+    text, source, target, best, log_probs = (list(column) for column in zip(*rows, strict=True))
     model = exact.with_languages(tf.constant(source), tf.constant(target))
     ids, length, unread = model.source(tf.constant(text))
-    found = model.search(ids, length)
-    assert [each.decode() for each in model.texts(found.ids)[:, 0].numpy()] == best
+    outputs = model.search(ids, length)
+    assert [output.decode() for output in model.texts(outputs.ids)[:, 0].numpy()] == best
+    np.testing.assert_allclose(outputs.log_probs[:count, 0], log_probs[:count], atol=1e-4)
     assert unread.numpy().tolist()[-4:] == [False, True, True, False]
-    assert length.numpy().tolist()[-3:] == [0, 0, 0] == found.lengths[-3:, 0].numpy().tolist()
+    assert length.numpy().tolist()[-3:] == [0, 0, 0] == outputs.lengths[-3:, 0].numpy().tolist()
 
-
-def test_given_translations_have_the_scores_of_the_search(exact):
-    (source, target), *_ = DIRECTIONS
-    answers = ANSWERS[f"{source}-{target}"]
-    model = exact.with_languages(source, target)
-    ids, length, _ = model.source(tf.constant(answers["sentences"]))
-    searched = model.search(ids, length)
-    log_probs = model.score_targets(ids, searched.ids[:, 0])
-    found = np.sum(np.where(searched.ids[:, 0] > 0, log_probs, 0), axis=1)
-    np.testing.assert_allclose(found, searched.log_probs[:, 0], atol=1e-4)
-    np.testing.assert_allclose(found, answers["log_probs"], atol=1e-4)
-    found = searched.ids[0, 0, : searched.lengths[0, 0]].numpy().tolist()
-    translator = exact.replace(source_language=source, target_language=target)
-    shown = translator.attention_of(ids[:1].numpy(), found)
-    assert (shown.source[0], shown.target[0]) == (f"__{source}__", f"__{target}__")
-    assert shown.scores.cross[-1].shape[2:] == (len(shown.target), len(shown.source))
+    scored = model.score_targets(ids, outputs.ids[:, 0])
+    sums = np.sum(np.where(outputs.ids[:, 0] > 0, scored, 0), axis=1)
+    np.testing.assert_allclose(sums[:count], log_probs[:count], atol=1e-4)
+    translator = exact.replace(source_language="en", target_language="de")
+    output = outputs.ids[0, 0, : outputs.lengths[0, 0]].numpy().tolist()
+    attention = translator.attention_of(ids[:1].numpy(), output)
+    assert (attention.source[0], attention.target[0]) == ("__en__", "__de__")
+    assert attention.scores.cross[-1].shape[2:] == (len(attention.target), len(attention.source))
 
 
 @pytest.mark.program
 def test_prefixes_and_samples(translator):
-    text = ANSWERS["en-de"]["sentences"][0]
+    text = EXPECTED["en-de"]["sentences"][0]
     ((best, *_),) = translator.n_best([text], 1, prefixes=["Wir"], target_language="de")
     assert best.text.startswith("Wir")
     assert translator.n_best([text], 1, prefixes=[""]) == translator.n_best([text], 1)
     assert translator.sample([text], temperature=1e-3) == translator.replace(beam_size=1)([text])
 
 
-def test_languages_that_are_no_options(translator):
+def test_unknown_and_missing_languages(translator):
     with pytest.raises(tt.BadInput, match="^target_language: expected one of 100 languages, such as af, .*; got 'xx'$"):
         translator(["A"], target_language="xx")
     with pytest.raises(tt.BadInput, match="^target_language: expected one of 100 languages, .*; got none$"):
@@ -163,14 +155,14 @@ def test_languages_that_are_no_options(translator):
     assert marian.tokenizer.with_languages(None, None) is marian.tokenizer
 
 
-def test_a_tokenizer_keeps_its_languages(translator, tmp_path, monkeypatch):
-    other, made = translator.replace(target_language="en", source_language="de").tokenizer, []
-    monkeypatch.setattr(tokenizers, "archive_of", lambda contents: made.append(1) or archive_of(contents))
+def test_a_tokenizer_stores_its_languages(translator, tmp_path, monkeypatch):
+    other, archives = translator.replace(target_language="en", source_language="de").tokenizer, []
+    monkeypatch.setattr(tokenizers, "archive_of", lambda contents: archives.append(1) or archive_of(contents))
     other.save(tmp_path / "tokenizer.model")
     again = load_tokenizer(tmp_path / "tokenizer.model")
     assert type(again) is M2M100Tokenizer is type(tokenizer_of(other.model))
     assert again.current_languages() == ("de", "en") and again.fingerprint == other.fingerprint
-    assert len(made) == 1 and made.clear() is None
+    assert len(archives) == 1
     assert (
         translator.tokenizer.current_languages() == ("en", "de")
         and translator.tokenizer.fingerprint != again.fingerprint
@@ -188,24 +180,23 @@ def test_a_tokenizer_keeps_its_languages(translator, tmp_path, monkeypatch):
         load_tokenizer(tmp_path / "broken")
 
 
-def test_a_run_s_export_has_the_languages_that_it_learned(translator, tmp_path, monkeypatch):
-    """Its corpus may name them otherwise, as files for NLLB-200 that end in .en and .fr do."""
+def test_a_run_s_export_has_the_languages_of_training(translator, tmp_path, monkeypatch):
+    """The corpus may have other names of them, such as .en and .fr for NLLB-200."""
     exports, score = [], SimpleNamespace(value=7.0, signature="none")
     monkeypatch.setattr(publishing, "publish", lambda run, export, *more: exports.append(export))
     corpus = SimpleNamespace(languages=("english", "fr"), dev=([], []), test=([], []))
     trainer = SimpleNamespace(run=None, corpus=corpus, evaluate=lambda translator: {"BLEU": score, "chrF": score})
     publishing.score_and_publish(trainer, translator, tmp_path)
-    found = [exports[0].metadata[name] for name in ("source_language", "target_language")]
-    assert found == ["en", "de"]
+    assert [exports[0].metadata[f"{side}_language"] for side in ("source", "target")] == ["en", "de"]
     marian = tt.Translator.from_pretrained(MARIAN)
     assert publishing.language_facts(marian, corpus.languages) == languages("english", "fr")
     assert publishing.language_facts(marian, None) == {}
 
 
 @pytest.mark.slow
-def test_fit_learns_a_language_first(translator):
-    """A target begins with its language, as in the labels of `transformers`."""
-    pairs = list(zip(ANSWERS["en-de"]["sentences"], ANSWERS["en-de"]["beam"], strict=True))
+def test_fit_trains_with_the_language_first(translator):
+    """Targets start with their language, like the labels of `transformers`."""
+    pairs = list(zip(EXPECTED["en-de"]["sentences"], EXPECTED["en-de"]["beam"], strict=True))
     batches = tt.data.token_batches(pairs, translator.tokenizer, batch_tokens=300, max_length=40, repeat=True)
     (source, target_in), target_out = next(iter(batches))
     code = translator.tokenizer.start(1).numpy()[0]
@@ -219,14 +210,14 @@ def test_fit_learns_a_language_first(translator):
 
 @pytest.fixture(scope="module")
 def nllb(tmp_path_factory):
-    """The files of a checkpoint of NLLB's kind, with SentencePiece's own normal form."""
+    """The files of an NLLB checkpoint, with SentencePiece's default normalization."""
     folder = tmp_path_factory.mktemp("nllb")
     sentences = [
         *itertools.chain(*toy_corpus.corpus(train=300, dev=0, test=0)["train"]),
         "東京 に 京 100,000 Δελφοί",
     ] * 2
     engine = make.learn_pieces(folder / make.PIECES, sentences, 330, "nmt_nfkc")
-    size = engine.vocab_size() + 1 + len(NLLB.split()) + 1 + 2  # a mask, and two symbols without a name
+    size = engine.vocab_size() + 1 + len(NLLB.split()) + 1 + 2  # a mask, and two tokens without a name
     (folder / "config.json").write_text(json.dumps({"model_type": "m2m_100", "vocab_size": size}))
     config = {"tokenizer_class": "NllbTokenizer", "src_lang": "eng_Latn", "tgt_lang": "fra_Latn"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -237,7 +228,7 @@ NATURAL = ["The old woman opens the door.", "½ ﬁ é 東京", "Δελφοί 10
 
 
 def test_nllb_s_vocabulary(nllb):
-    """Four control symbols, SentencePiece's pieces, 202 languages, the mask."""
+    """Four control tokens, SentencePiece's tokens, 202 languages, the mask."""
     engine = sentencepiece.SentencePieceProcessor(model_file=str(nllb / make.PIECES))
     tokenizer = M2M100Checkpoint(nllb).tokenizer()
     assert tokenizer.current_languages() == ("eng_Latn", "fra_Latn") and list(tokenizer.languages) == NLLB.split()
@@ -248,23 +239,23 @@ def test_nllb_s_vocabulary(nllb):
         return [count + NLLB.split().index(code), *ids]
 
     texts = [*NATURAL, *make.HOSTILE]
-    found = of_checkpoint(nllb, tokenizer.tokenize(texts).to_list())
-    assert found == [expected(text, "eng_Latn") for text in texts]
-    found = of_checkpoint(nllb, tokenizer.with_languages("ace_Arab", "zul_Latn").tokenize_target(texts[:3]).to_list())
-    assert found == [expected(text, "zul_Latn") for text in texts[:3]]
+    sources = of_checkpoint(nllb, tokenizer.tokenize(texts).to_list())
+    assert sources == [expected(text, "eng_Latn") for text in texts]
+    targets = tokenizer.with_languages("ace_Arab", "zul_Latn").tokenize_target(texts[:3]).to_list()
+    assert of_checkpoint(nllb, targets) == [expected(text, "zul_Latn") for text in texts[:3]]
     pieces = [piece.decode() for piece in tokenizer.pieces(range(tokenizer.vocab_size)).numpy()]
     assert len(set(pieces)) == len(pieces) and pieces[-3:] == ["<mask>", "madeupword0", "madeupword1"]
     assert tokenizer.detokenize([list(range(len(pieces) - 205, len(pieces)))]).numpy() == [b""]
 
 
 def added(ids, special=True):
-    """added_tokens_decoder, as `transformers` writes it into tokenizer_config.json."""
-    return {str(id): {"content": symbol, "special": special, "lstrip": False} for symbol, id in ids.items()}
+    """Returns added_tokens_decoder of tokenizer_config.json."""
+    return {str(id): {"content": token, "special": special, "lstrip": False} for token, id in ids.items()}
 
 
 @pytest.fixture
 def extended(nllb, tmp_path):
-    """Adds rows and files to a copy of NLLB's kind of checkpoint; returns its folder and the first language's id."""
+    """Adds rows and files to a copy of `nllb`. Returns its directory and the first language's id."""
 
     def extend(rows, files):
         folder = tmp_path / "extended"
@@ -278,49 +269,53 @@ def extended(nllb, tmp_path):
     return extend
 
 
-def stated(first, **more):
-    """By symbol, the ids of NLLB's languages and the mask, and others: places after the pieces."""
-    return {code: first + place for code, place in ({c: i for i, c in enumerate(NLLB.split())} | more).items()}
+def ids_of_languages(first, **more):
+    """Returns the ids of NLLB's languages and of others, whose indices start after SentencePiece's tokens."""
+    return {code: first + index for code, index in ({c: i for i, c in enumerate(NLLB.split())} | more).items()}
 
 
 CONFIG, JSON, ADDED = "tokenizer_config.json", "tokenizer.json", "added_tokens.json"
-NEW = {"tyv_Cyrl": 203, "abc_Latn": 204}  # places after NLLB's mask
+NEW = {"tyv_Cyrl": 203, "abc_Latn": 204}  # indices after NLLB's mask
 
 
 @pytest.mark.parametrize(
     "files",
     [
-        lambda first: {CONFIG: {"added_tokens_decoder": added(stated(first, **NEW))}},
+        lambda first: {CONFIG: {"added_tokens_decoder": added(ids_of_languages(first, **NEW))}},
         lambda first: {
-            JSON: {"added_tokens": [{"content": c, "id": i, "special": True} for c, i in stated(first, **NEW).items()]}
+            JSON: {
+                "added_tokens": [
+                    {"content": c, "id": i, "special": True} for c, i in ids_of_languages(first, **NEW).items()
+                ]
+            }
         },
-        lambda first: {ADDED: {code: first + place for code, place in NEW.items()}},
+        lambda first: {ADDED: {code: first + index for code, index in NEW.items()}},
     ],
 )
-def test_languages_that_were_added_have_their_own_rows(extended, files):
+def test_added_languages_have_separate_rows(extended, files):
     folder, first = extended(3, files)
     tokenizer = M2M100Checkpoint(folder).tokenizer()
     vocabulary = M2M100Checkpoint(folder).target
-    found = {code: vocabulary.rows[id] for code, id in vocabulary.languages.items()}
-    assert found == stated(first, **NEW) and list(tokenizer.languages) == [*NLLB.split(), *NEW]
+    ids = {code: vocabulary.rows[id] for code, id in vocabulary.languages.items()}
+    assert ids == ids_of_languages(first, **NEW) and list(tokenizer.languages) == [*NLLB.split(), *NEW]
     ids = tokenizer.with_languages("tyv_Cyrl", "abc_Latn").tokenize(["a b"])
     assert vocabulary.rows[ids[0, 0]] == first + 203 and tokenizer.detokenize(ids[:, :1]).numpy() == [b""]
 
 
-def test_the_files_of_a_tokenizer_have_the_last_word_on_ids(extended):
-    """A language before the mask, two that changed their ids, a control symbol, and fewer languages than NLLB's."""
-    own = {"zul_Latn": 0, "eng_Latn": 1, "tyv_Cyrl": 2, "<mask>": 3, "<sep>": 4}
+def test_the_files_of_a_tokenizer_override_ids(extended):
+    """A language before the mask, two with other ids, a control token, and fewer languages than NLLB's."""
+    indices = {"zul_Latn": 0, "eng_Latn": 1, "tyv_Cyrl": 2, "<mask>": 3, "<sep>": 4}
 
     def files(first):
-        return {CONFIG: {"added_tokens_decoder": added({code: first + place for code, place in own.items()})}}
+        return {CONFIG: {"added_tokens_decoder": added({code: first + index for code, index in indices.items()})}}
 
     folder, first = extended(-198, files)
     vocabulary = M2M100Checkpoint(folder).target
     rows = {code: vocabulary.rows[id] - first for code, id in vocabulary.languages.items()}
-    assert rows == {code: i for code, i in own.items() if code[0] != "<"}
+    assert rows == {code: index for code, index in indices.items() if code[0] != "<"}
 
 
-def test_nllb_s_languages_may_be_listed(extended):
+def test_a_file_may_list_nllb_s_languages(extended):
     listed = {"additional_special_tokens": ["fra_Latn", {"content": "eng_Latn"}, "<mask>"]}
     folder, _ = extended(0, lambda first: {"special_tokens_map.json": listed})
     assert list(M2M100Checkpoint(folder).tokenizer().languages) == ["fra_Latn", "eng_Latn"]
@@ -348,7 +343,7 @@ WRONG = {  # rows, and files by the first language's id
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_tokens_that_leave_an_id_open(extended, message):
+def test_conflicting_and_missing_ids(extended, message):
     with pytest.raises(tt.BadInput, match=message) as error:
         M2M100Checkpoint(extended(*WRONG[message])[0]).tokenizer()
     assert "\n" not in str(error.value)
@@ -361,6 +356,8 @@ def test_a_language_added_to_m2m100(tmp_path):
     vocabulary = M2M100Checkpoint(folder).target
     assert vocabulary.rows[vocabulary.languages["tyv"]] == first + 101
     assert vocabulary.rows[vocabulary.languages["zu"]] == first + 99
-    (folder / ADDED).write_text(json.dumps({"__tyv__": first}))  # as transformers 5.24 numbers it, like Afrikaans
+    (folder / ADDED).write_text(
+        json.dumps({"__tyv__": first})
+    )  # the id of transformers 5.24, which is also that of Afrikaans
     with pytest.raises(tt.BadInput, match=f"expected an id for each token, got {first} for __af__ and __tyv__"):
         M2M100Checkpoint(folder).tokenizer()

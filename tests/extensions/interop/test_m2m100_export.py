@@ -1,4 +1,4 @@
-"""The exports of a model of several languages, against what `transformers` answers with the checkpoint."""
+"""Compares exports of a multilingual model with the checkpoint in `transformers`."""
 
 import io
 import json
@@ -19,7 +19,7 @@ from trainers import evaluate, export, translate
 
 pytest.importorskip("safetensors")
 
-ANSWERS = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))
+EXPECTED = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -37,26 +37,29 @@ def saved(translator, tmp_path_factory):
 
 @pytest.mark.program
 def test_the_languages_are_inputs(saved):
-    """Of all rows, of each row, or the export's own; a row with an unknown one is empty and says so."""
-    served, (forth, back) = Served(saved), ANSWERS.values()
+    """For all rows, per row, or by default. A row with an unknown one is empty and marked as truncated."""
+    served, (forth, back) = Served(saved), EXPECTED.values()
     assert {"source_language", "target_language"} <= served.signatures["score"][0].keys()
     texts = [*forth["sentences"], *back["sentences"], "a", "a"]
     languages = {"source_language": ["en"] * 30 + ["de"] * 30 + ["en", "xx"]}
     languages |= {"target_language": ["de"] * 30 + ["en"] * 30 + ["\udcff", "de"]}
     languages = {name: [code.encode(errors="surrogateescape") for code in codes] for name, codes in languages.items()}
-    found = served({"text": texts, **languages}, "translate")
-    assert [text.decode() for text in found["translations"][:, 0]] == [*forth["beam"], *back["beam"], "", ""]
-    np.testing.assert_allclose(found["log_probs"][:60, 0], forth["log_probs"] + back["log_probs"], atol=1e-4)
-    assert found["truncated"].tolist() == [False] * 60 + [True] * 2 and found["source_length"][60:].tolist() == [0, 0]
+    outputs = served({"text": texts, **languages}, "translate")
+    assert [text.decode() for text in outputs["translations"][:, 0]] == [*forth["beam"], *back["beam"], "", ""]
+    np.testing.assert_allclose(outputs["log_probs"][:60, 0], forth["log_probs"] + back["log_probs"], atol=1e-4)
+    assert outputs["truncated"].tolist() == [False] * 60 + [True] * 2 and outputs["source_length"][60:].tolist() == [
+        0,
+        0,
+    ]
     assert [text.decode() for text in served({"text": texts[:30]})["translation"]] == forth["beam"]
 
     details = served({"text": texts[:1], **{name: codes[:1] for name, codes in languages.items()}}, "translate_details")
     assert details["source_tokens"][0].startswith(b"__en__ ") and not details["tokens"][0, 0].startswith(b"__")
-    sums = np.sum(details["token_scores"][0, 0])  # without the end symbol's
-    assert found["log_probs"][0, 0] < sums < 0
+    sums = np.sum(details["token_scores"][0, 0])  # without EOS
+    assert outputs["log_probs"][0, 0] < sums < 0
     assert served({"tokens": details["tokens"][:, 0]}, "detokenize")["text"][0].decode() == forth["beam"][0]
-    given = {"source": texts[30:32], "target": back["beam"][:2], "source_language": [b"de"], "target_language": [b"en"]}
-    scored = served(given, "score")
+    pairs = {"source": texts[30:32], "target": back["beam"][:2], "source_language": [b"de"], "target_language": [b"en"]}
+    scored = served(pairs, "score")
     np.testing.assert_allclose(scored["log_prob"], back["log_probs"][:2], atol=1e-4)
     info = served({"key": ["source_language", "target_language", "languages"]}, "model_info")["value"]
     assert info[:2].tolist() == [b"en", b"de"] and info[2].startswith(b"af, am, ar, ")
@@ -65,7 +68,7 @@ def test_the_languages_are_inputs(saved):
 
 @pytest.mark.program
 def test_clients_choose_languages(saved, tmp_path, capsys):
-    _, back = ANSWERS.values()
+    _, back = EXPECTED.values()
     client, languages = tt.load(saved), {"source_language": "de", "target_language": "en"}
     assert client(back["sentences"], **languages) == back["beam"]
     with pytest.raises(tt.BadInput, match="^target_language: expected one of 100 languages, such as af, .*; got 'xx'$"):
@@ -89,7 +92,7 @@ def test_clients_choose_languages(saved, tmp_path, capsys):
 @pytest.mark.program
 def test_many_files_in_another_language(saved, tmp_path, capsys):
     pytest.importorskip("apache_beam")
-    _, back = ANSWERS.values()
+    _, back = EXPECTED.values()
     (tmp_path / "text").write_text("\n".join(back["sentences"]), encoding="utf-8")
     argv = [str(saved), "--input", str(tmp_path / "text"), "--output", str(tmp_path / "out"), "--source-language=de"]
     translate.main([*argv, "--target-language", "en"])
@@ -102,8 +105,8 @@ def test_many_files_in_another_language(saved, tmp_path, capsys):
 
 
 @pytest.mark.program
-def test_a_rest_client_learns_the_languages(saved, monkeypatch):
-    """Over REST every input must be sent; the playground's page sends them, too."""
+def test_a_rest_client_reads_the_languages(saved, monkeypatch):
+    """REST requires every input. The playground's page also sends them."""
     pytest.importorskip("flask")
     from savedmodels.clients import rest as client_module
     from savedmodels.playground import rest
@@ -111,15 +114,15 @@ def test_a_rest_client_learns_the_languages(saved, monkeypatch):
 
     playground, client = rest.app(ServedModel(saved)).test_client(), client_module.Client(name="many")
 
-    def ask(what, body=None):
-        path = f"/v1/models/many{what}"
+    def ask(path, body=None):
+        path = f"/v1/models/many{path}"
         return (playground.post(path, data=json.dumps(body)) if body else playground.get(path)).get_json()
 
     monkeypatch.setattr(client, "_ask", ask)
     options = client.options()
     assert (options["source_language"], options["target_language"]) == ("en", "de")
     options |= dict([client_module.option("source_language=de"), client_module.option("target_language=en")])
-    _, back = ANSWERS.values()
+    _, back = EXPECTED.values()
     lines = client_module.translated(client, back["sentences"][:3], options, 0, 1)
     assert [line.split("\t")[2] for line in lines] == back["beam"][:3]
     page = playground.get("/").get_data(as_text=True)
@@ -130,8 +133,8 @@ FORMATS = ("litert", "onnx")
 
 
 @pytest.fixture(scope="module", params=FORMATS)
-def alone(request, translator, tmp_path_factory):
-    """The folder of an export to LiteRT or ONNX; from German to English by default."""
+def portable(request, translator, tmp_path_factory):
+    """Export to LiteRT or ONNX, from German to English by default."""
     pytest.importorskip({"litert": "ai_edge_litert", "onnx": "tf2onnx"}[request.param])
     path = tmp_path_factory.mktemp(request.param) / "many" / "1"
     metadata = {"source_language": "de", "target_language": "en"}
@@ -140,51 +143,53 @@ def alone(request, translator, tmp_path_factory):
 
 
 @pytest.mark.program
-def test_the_client_alone_chooses_languages(alone, tmp_path, capsys, monkeypatch):
-    forth, back = ANSWERS.values()
-    client, languages = opened(alone), {"source_language": "en", "target_language": "de"}
+def test_the_client_chooses_languages(portable, tmp_path, capsys, monkeypatch):
+    forth, back = EXPECTED.values()
+    client, languages = opened(portable), {"source_language": "en", "target_language": "de"}
     assert client(back["sentences"]) == back["beam"]
     best = [client.n_best(text, 2, **languages)[0] for text in forth["sentences"]]
-    assert [one.text for one in best] == forth["beam"]
-    np.testing.assert_allclose([one.log_prob for one in best], forth["log_probs"], atol=1e-4)
+    assert [output.text for output in best] == forth["beam"]
+    np.testing.assert_allclose([output.log_prob for output in best], forth["log_probs"], atol=1e-4)
     assert client.options.keys() == {"length_penalty", "max_length", "source_language", "target_language"}
     for code in ("xx", None, ["de"], 7):
         with pytest.raises(ValueError, match="^source_language: expected one of 100 languages, such as af, .*; got "):
             client("A", source_language=code)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(forth["sentences"][0].encode())))
     chosen = [text for pair in languages.items() for text in ("--option", "=".join(pair))]
-    litert_client.main([str(alone), *chosen])
+    litert_client.main([str(portable), *chosen])
     assert capsys.readouterr().out == f"{forth['beam'][0]}\n"
 
 
 @pytest.mark.program
-def test_an_engine_chooses_languages(alone, translator):
-    """By default the export's, those of the engine's own, or those of a call."""
-    forth, back = ANSWERS.values()
-    engine, languages = tt.load(alone), {"source_language": "en", "target_language": "de"}
+def test_an_engine_chooses_languages(portable, translator):
+    """By default the export's, or those of the engine or of a call."""
+    forth, back = EXPECTED.values()
+    engine, languages = tt.load(portable), {"source_language": "en", "target_language": "de"}
     assert list(engine.languages) == list(translator.tokenizer.languages)
     assert engine(back["sentences"][:3]) == back["beam"][:3]
     assert engine(forth["sentences"][:3], **languages) == forth["beam"][:3]
-    assert tt.load(alone, **languages)(forth["sentences"][:3]) == forth["beam"][:3]
+    assert tt.load(portable, **languages)(forth["sentences"][:3]) == forth["beam"][:3]
     texts = ["Two doors.", "", "door " * 31]
-    found, expected = (each.replies(texts, **languages) for each in (engine, translator.replace(max_source_length=31)))
-    assert [(one.length, one.truncated) for one in found] == [(one.length, one.truncated) for one in expected]
+    ours = translator.replace(max_source_length=31)
+    replies, expected = (model.replies(texts, **languages) for model in (engine, ours))
+    pairs = zip(replies, expected, strict=True)
+    assert all((reply.length, reply.truncated) == (other.length, other.truncated) for reply, other in pairs)
     with pytest.raises(tt.BadInput, match="^target_language: expected one of 100 languages, such as af, .*; got 'xx'$"):
         engine("A", target_language="xx")
 
 
 @pytest.mark.program
-def test_the_playground_takes_the_languages_of_such_an_export(alone):
+def test_the_playground_takes_the_languages_of_such_an_export(portable):
     pytest.importorskip("flask")
     from savedmodels.playground.model import ServedModel
 
-    forth, back = ANSWERS.values()
-    model, texts = ServedModel(alone), [*forth["sentences"][:2], *back["sentences"][:2], "a"]
+    forth, back = EXPECTED.values()
+    model, texts = ServedModel(portable), [*forth["sentences"][:2], *back["sentences"][:2], "a"]
     codes = {"source_language": ["en", "en", "de", "de", "en"], "target_language": ["de", "de", "en", "en", "\udcff"]}
     codes = {name: [code.encode(errors="surrogateescape") for code in row] for name, row in codes.items()}
-    found = model.predict("translate", {name: tf.constant(row) for name, row in {"text": texts, **codes}.items()})
-    assert [text.decode() for text in found["translations"][:, 0]] == [*forth["beam"][:2], *back["beam"][:2], ""]
-    assert found["truncated"].tolist() == [False] * 4 + [True] and found["source_length"][4] == 0
+    outputs = model.predict("translate", {name: tf.constant(row) for name, row in {"text": texts, **codes}.items()})
+    assert [text.decode() for text in outputs["translations"][:, 0]] == [*forth["beam"][:2], *back["beam"][:2], ""]
+    assert outputs["truncated"].tolist() == [False] * 4 + [True] and outputs["source_length"][4] == 0
     assert model.predict("serving_default", {"text": tf.constant(texts[2:4])})["translation"].tolist() == [
         text.encode() for text in back["beam"][:2]
     ]
@@ -194,7 +199,7 @@ def test_the_playground_takes_the_languages_of_such_an_export(alone):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_an_export_without_a_target_s_language_is_one_line(format, tmp_path, capsys):
+def test_an_export_needs_a_target_language(format, tmp_path, capsys):
     argv = ["--pretrained", TRAINED, "--name", "many", "--base", tmp_path, "--format", format, "--no-check"]
     line = "error: target_language: expected one of 100 languages, such as af, am, ar, ast, az; got none"
     assert fails(export, argv, capsys) == line and not list((tmp_path / "many").glob("[0-9]*"))

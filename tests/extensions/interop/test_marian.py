@@ -1,7 +1,7 @@
-"""Checkpoints of MarianMT against what `transformers` answers with them.
+"""Compares MarianMT checkpoints with `transformers`.
 
-tests/marian holds one and its answers, made by tests/marian/make.py. Where transformers and torch are installed
-(pip install torch "transformers<6"), others are made anew: pytest tests/extensions/interop/test_marian.py
+tests/marian/make.py made the checkpoint in tests/marian and the expected outputs. It makes others if transformers and
+torch are installed (pip install torch "transformers<6").
 """
 
 import importlib.util
@@ -29,9 +29,9 @@ FRESH = {
 }
 
 
-@pytest.fixture(scope="module", params=["kept", *FRESH])
+@pytest.fixture(scope="module", params=["stored", *FRESH])
 def folder(request, tmp_path_factory):
-    if request.param == "kept":
+    if request.param == "stored":
         return HERE
     if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
         pytest.skip("transformers and torch are not installed")
@@ -47,27 +47,27 @@ def model(folder):
 
 @pytest.fixture(scope="module")
 def rows(folder):
-    """The checkpoint's ids by ours."""
+    """Ids of the checkpoint by ours."""
     return checkpoint_in(folder).target.rows
 
 
 @pytest.fixture(scope="module")
-def answers(folder):
+def expected_outputs(folder):
     return dict(np.load(folder / "answers.npz"))
 
 
 def ours(ids):
-    """Ids of the checkpoint as ours: of a source, or of what comes after a target's start symbol."""
+    """Converts ids of the checkpoint to ours, except for BOS."""
     order = {make.PAD: PAD_ID, make.END: EOS_ID, make.UNKNOWN: UNKNOWN_ID}
-    rest = [id for id in range(make.VOCABULARY) if id not in order]
-    order |= {id: place for place, id in enumerate(rest, 4)}
+    ordinary = [id for id in range(make.VOCABULARY) if id not in order]
+    order |= {id: index for index, id in enumerate(ordinary, 4)}
     return np.vectorize(order.get)(ids)
 
 
-def inputs(answers):
-    target = ours(answers["target"])
-    target[:, 0] = BOS_ID  # the checkpoint's is its padding
-    return ours(answers["source"]), target
+def inputs(expected_outputs):
+    target = ours(expected_outputs["target"])
+    target[:, 0] = BOS_ID  # padding in the checkpoint
+    return ours(expected_outputs["source"]), target
 
 
 def test_ids_are_ours(model, rows):
@@ -78,36 +78,36 @@ def test_ids_are_ours(model, rows):
     assert np.array_equal(embeddings[PAD_ID], embeddings[BOS_ID])
 
 
-def test_encoder_and_logits(model, rows, answers):
-    source, target = inputs(answers)
+def test_encoder_and_logits(model, rows, expected_outputs):
+    source, target = inputs(expected_outputs)
     memory, mask, _ = model.encode(source)
-    real = answers["source"] != make.PAD
+    real = expected_outputs["source"] != make.PAD
     np.testing.assert_array_equal(array(mask), real)
-    np.testing.assert_allclose(array(memory)[real], answers["memory"][real], atol=1e-4)
+    np.testing.assert_allclose(array(memory)[real], expected_outputs["memory"][real], atol=1e-4)
     logits = array(model((source, target)))
-    np.testing.assert_allclose(logits[..., EOS_ID:], answers["logits"][..., rows[EOS_ID:]], atol=1e-4)
+    np.testing.assert_allclose(logits[..., EOS_ID:], expected_outputs["logits"][..., rows[EOS_ID:]], atol=1e-4)
 
 
-def test_padding_and_start_have_no_share_of_the_probability(model, rows, answers):
-    """As in a search of `transformers` with the checkpoint's padding among the bad words, and "renormalize_logits"."""
-    logits = answers["logits"][..., rows[EOS_ID:]]
+def test_padding_and_bos_have_no_probability(model, rows, expected_outputs):
+    """Like a search of `transformers` with padding among the bad words, and "renormalize_logits"."""
+    logits = expected_outputs["logits"][..., rows[EOS_ID:]]
     expected = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
-    found = array(ops.log_softmax(model(inputs(answers))))
-    np.testing.assert_allclose(found[..., EOS_ID:], expected, atol=1e-4)
-    assert found[..., :EOS_ID].max() < -15
+    log_probs = array(ops.log_softmax(model(inputs(expected_outputs))))
+    np.testing.assert_allclose(log_probs[..., EOS_ID:], expected, atol=1e-4)
+    assert log_probs[..., :EOS_ID].max() < -15
 
 
 def test_epsilon_is_torch_s(model):
-    """Too little to be seen in the logits."""
+    """The logits hardly depend on it."""
     layers = [*model.encoder_layers, *model.decoder_layers]
     norms = [child.norm for layer in layers for name, child in vars(layer).items() if name.endswith("_norm")]
     assert len(norms) == 2 * model.config.num_layers + 3 * model.config.num_decoder_layers
     assert {norm.epsilon for norm in norms} == {1e-5}
 
 
-def test_a_search_cannot_choose_padding_or_start(model, answers):
-    memory, mask, _ = model.encode(ours(answers["source"]))
-    start = np.full((len(answers["source"]), 1), BOS_ID)
+def test_a_search_cannot_choose_padding_or_bos(model, expected_outputs):
+    memory, mask, _ = model.encode(ours(expected_outputs["source"]))
+    start = np.full((len(expected_outputs["source"]), 1), BOS_ID)
     logits, _ = model.decode_step(start, model.init_cache(memory, 1), mask, [0], 0)
     whole, *_ = model.decode(start, memory, mask)
     assert np.all(array(logits)[..., :EOS_ID] == -1e9)

@@ -1,4 +1,4 @@
-"""Native releases of Marian, made of a trained checkpoint, against CTranslate2's own converter of them."""
+"""Compares native releases of Marian, made of a trained checkpoint, with CTranslate2's converter."""
 
 import json
 import math
@@ -24,7 +24,7 @@ import separate  # noqa: E402
 TRAINED = separate.TRAINED
 SENTENCES = json.loads((TRAINED / "answers.json").read_text(encoding="utf-8"))["sentences"]
 WEIGHTS, VOCABULARY = "opus.spm-spm.transformer-align.model1.npz.best-perplexity.npz", "opus.spm-spm.vocab.yml"
-# As Marian writes them beside the weights.
+# Marian writes them next to the weights.
 MODEL_OPTIONS = """dec-depth: 1
 dim-emb: 36
 dim-vocabs:
@@ -65,21 +65,21 @@ word-penalty: 0
 
 def marian_s_name(name: str) -> str:
     """model.decoder.layers.0.encoder_attn.q_proj.weight -> decoder_l1_context_Wq"""
-    _, side, _, number, *place, kind = name.split(".")
+    _, side, _, number, *path, kind = name.split(".")
     prefix, short = f"{side}_l{int(number) + 1}", {"weight": "W", "bias": "b"}[kind]
-    if place[0].startswith("fc"):
-        return f"{prefix}_ffn_{short}{place[0][-1]}"
-    part = {"self": "self", "enco": "context", "fina": "ffn"}[place[0][:4]]
-    if place[0].endswith("_layer_norm"):
+    if path[0].startswith("fc"):
+        return f"{prefix}_ffn_{short}{path[0][-1]}"
+    part = {"self": "self", "enco": "context", "fina": "ffn"}[path[0][:4]]
+    if path[0].endswith("_layer_norm"):
         last = {"weight": "scale", "bias": "bias"}[kind]
         return f"{prefix}_{part}_{'ffn' if part == 'ffn' else 'Wo'}_ln_{last}"
-    return f"{prefix}_{part}_{short}{place[1][0]}"
+    return f"{prefix}_{part}_{short}{path[1][0]}"
 
 
 def tensors_of_the_checkpoint() -> dict:
-    """As `transformers` has them; with zeros to start from, biases on the logits, and as many heads in both stacks."""
-    held = numpy_files.load_file(TRAINED / "model.safetensors")
-    tensors = {name: value.astype("float32") for name, value in held.items()}
+    """Returns the tensors of `transformers`, with a BOS of zeros, logit biases, and equal numbers of heads."""
+    stored = numpy_files.load_file(TRAINED / "model.safetensors")
+    tensors = {name: value.astype("float32") for name, value in stored.items()}
     tensors["model.shared.weight"][-1] = 0
     tensors["final_logits_bias"] = np.random.default_rng(1).normal(0, 0.5, (1, 386)).astype("float32")
     tensors["final_logits_bias"][:, -1] = 0
@@ -87,7 +87,7 @@ def tensors_of_the_checkpoint() -> dict:
 
 
 def marian_s_arrays(tensors: dict, pad: int = 385) -> dict:
-    """The same as Marian has them, without the padding."""
+    """Converts tensors to Marian's arrays, without the padding."""
     arrays = {"decoder_ff_logit_out_b": np.delete(tensors["final_logits_bias"], pad, axis=1)}
     for marian_s, name in EMBEDDINGS.items():
         if name in tensors:
@@ -108,7 +108,7 @@ def write_release(folder, options=MODEL_OPTIONS, decoder=DECODER, arrays=None) -
 
 
 def write_separate_release(folder) -> Path:
-    """Of the checkpoint with two vocabularies that tests/marian/separate.py makes."""
+    """Writes a release of the checkpoint with two vocabularies of tests/marian/separate.py."""
     checkpoint = folder.parent / "separate"
     separate.split(checkpoint)
     tensors = numpy_files.load_file(checkpoint / "model.safetensors")
@@ -155,32 +155,34 @@ def of_hugging_face(tmp_path_factory):
     return folder
 
 
-def test_it_is_the_checkpoint_that_it_was_made_of(release, of_hugging_face):
-    one, other = checkpoint_in(release), checkpoint_in(of_hugging_face)
-    found, expected = one.model(), other.model()
-    assert found.config == expected.config and one.target == other.target
-    for weight, wanted in zip(found.weights, expected.weights, strict=True):
-        np.testing.assert_array_equal(array(weight), array(wanted), err_msg=weight.path)
-    assert one.tokenizer().fingerprint == other.tokenizer().fingerprint
-    assert (one.options(), other.options()) == ({"beam_size": 6}, {"beam_size": 3, "max_length": 127})
+def test_it_equals_the_checkpoint_of_transformers(release, of_hugging_face):
+    native, checkpoint = checkpoint_in(release), checkpoint_in(of_hugging_face)
+    model, expected = native.model(), checkpoint.model()
+    assert model.config == expected.config and native.target == checkpoint.target
+    for weight, other in zip(model.weights, expected.weights, strict=True):
+        np.testing.assert_array_equal(array(weight), array(other), err_msg=weight.path)
+    assert native.tokenizer().fingerprint == checkpoint.tokenizer().fingerprint
+    assert (native.options(), checkpoint.options()) == ({"beam_size": 6}, {"beam_size": 3, "max_length": 127})
 
 
-@pytest.mark.parametrize("write", [write_release, write_separate_release])
+WRITERS = [write_separate_release, pytest.param(write_release, marks=pytest.mark.program)]
+
+
+@pytest.mark.parametrize("write", WRITERS)
 def test_translations_and_log_probabilities_are_those_of_ctranslate2(write, tmp_path):
-    """It reads Marian's files with a converter of its own."""
     ctranslate2 = pytest.importorskip("ctranslate2")
     release = write(tmp_path / "release")
     vocabularies = sorted(map(str, release.glob("*.vocab.yml")))  # source, target
     ctranslate2.converters.MarianConverter(str(release / WEIGHTS), vocabularies).convert(str(tmp_path / "model"))
     texts, log_probs = by_ctranslate2(tmp_path / "model", release, SENTENCES, 4)
     translator = tt.Translator.from_pretrained(release, beam_size=4, length_penalty=0.0, patience=math.inf)
-    found = [best[0] for best in translator.n_best(SENTENCES, 1)]
-    assert [best.text for best in found] == texts and len(set(texts)) > 40
-    np.testing.assert_allclose([best.log_prob for best in found], log_probs, atol=1e-4)
+    outputs = [best[0] for best in translator.n_best(SENTENCES, 1)]
+    assert [best.text for best in outputs] == texts and len(set(texts)) > 40
+    np.testing.assert_allclose([best.log_prob for best in outputs], log_probs, atol=1e-4)
 
 
 def test_options_that_mean_the_same(release, tmp_path):
-    """Embeddings that are tied by two options, no beam size, and files of Hugging Face, which are the ones read."""
+    """Embeddings tied by two options, no beam size, and files of Hugging Face, which take precedence."""
     options = MODEL_OPTIONS.replace("all: true", "all: false").replace("src: false", "src: true")
     options = options.replace("\ntied-embeddings: false", "\ntied-embeddings: true")
     folder = write_release(tmp_path / "release", options, DECODER.replace("beam-size: 6", "beam-size:"))
@@ -206,8 +208,8 @@ yes: 3
 """
 
 
-def test_pieces_are_what_ctranslate2_reads(release, tmp_path):
-    """Names that YAML has other meanings for are pieces, too."""
+def test_pieces_are_those_of_ctranslate2(release, tmp_path):
+    """They include names with other meanings in YAML."""
     pytest.importorskip("ctranslate2")
     from ctranslate2.converters.marian import load_vocab
 
@@ -228,7 +230,7 @@ def test_a_vocabulary_of_lines(release, tmp_path):
 
 
 def test_padding_of_another_name_and_pieces_beyond_the_table(release, tmp_path):
-    """Marian has no padding, so what has its name in a vocabulary is a piece. Pieces that have no weights are none."""
+    """Marian has no padding, so its name is a piece. Pieces without weights are ignored."""
     folder = tmp_path / "longer"
     shutil.copytree(release, folder)
     with (folder / VOCABULARY).open("a", encoding="utf-8") as file:
@@ -241,7 +243,7 @@ def test_padding_of_another_name_and_pieces_beyond_the_table(release, tmp_path):
 
 
 def fails(folder, message):
-    """Loading raises, in one line."""
+    """Checks that loading raises one line."""
     with pytest.raises(tt.BadInput, match=message) as raised:
         tt.Translator.from_pretrained(folder, family="marian")
     assert "\n" not in str(raised.value)
@@ -249,7 +251,7 @@ def fails(folder, message):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_options_that_are_not_supported(name, tmp_path):
+def test_unsupported_options(name, tmp_path):
     folder = write_release(tmp_path / "release", options=f"{MODEL_OPTIONS}{name}: odd\n")
     assert WEIGHTS in fails(folder, f"{name}: expected .*, got 'odd'")
 
@@ -279,8 +281,8 @@ def test_files_that_do_not_fit(tmp_path, message, old, new):
 
 
 def test_damaged_files(release, tmp_path):
-    quantised = {"encoder_l1_self_Wq": np.zeros((36, 36), "int8")}
-    folder = write_release(tmp_path / "quantised", arrays=quantised)
+    quantized = {"encoder_l1_self_Wq": np.zeros((36, 36), "int8")}
+    folder = write_release(tmp_path / "quantized", arrays=quantized)
     fails(folder, "encoder_l1_self_Wq: expected floating-point weights, .* got int8")
     folder = write_release(tmp_path / "less", arrays={"Wemb": None})
     fails(folder, "expected a tensor model.shared.weight, found none")

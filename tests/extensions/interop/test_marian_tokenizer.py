@@ -1,5 +1,5 @@
-"""MarianMT's tokenizer against SentencePiece's own engine and a dictionary; where it is installed, against
-`transformers.MarianTokenizer`, too: pip install "transformers<6"
+"""Compares MarianMT's tokenizer with SentencePiece's engine and a dictionary, and with `transformers.MarianTokenizer` if it
+is installed (pip install "transformers<6").
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ import sentencepiece
 import tensorflow as tf
 from checkpoints import MARIAN
 from conftest import TEXTS
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tf_transformer.config import BadInput
@@ -36,16 +36,16 @@ KINDS: dict[str, dict] = {
 
 @pytest.fixture(scope="module", params=KINDS)
 def folder(request, tmp_path_factory):
-    """Two models of a kind, of two languages, and a vocabulary that lacks some of the pieces of both."""
+    """SentencePiece models of two languages, and a vocabulary without some of their tokens."""
     path = tmp_path_factory.mktemp("tokenizer")
-    pairs = toy_corpus.corpus(train=1500, dev=0, test=0)["train"]
+    pairs = toy_corpus.corpus(train=499, dev=0, test=0)["train"]
     vocabulary = ["</s>", "<unk>", ">>fra<<", ">>deu<<"]
     extra = ["1000 00000 000 Δελφοί", "東京 に 京 100,000", "<pad> </s>"] * 3
     for name, sentences in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter([*sentences, *(extra if name == "target" else [])]),
             model_prefix=str(path / name),
-            vocab_size=500,
+            vocab_size=331,
             hard_vocab_limit=False,
             minloglevel=2,
             **KINDS[request.param],
@@ -68,7 +68,7 @@ def tokenizer(folder):
 
 
 class Oracle:
-    """What the checkpoint's files say, in its own ids."""
+    """Computes ids of the checkpoint from its files."""
 
     def __init__(self, folder):
         self.engines = {
@@ -87,7 +87,7 @@ class Oracle:
         return [self.ids.get(piece, self.ids["<unk>"]) for piece in pieces]
 
     def decode(self, ids):
-        """Where several bytes that make no character follow each other, SentencePiece writes a mark for each."""
+        """Merges the marks that SentencePiece writes for each byte of an invalid sequence."""
         pieces = [self.pieces[id] for id in ids if self.pieces[id] not in ("</s>", "<unk>", "<pad>")]
         return re.sub("\ufffd+", "\ufffd", self.engines["source"].decode_pieces(pieces).replace("▁", " ").strip())
 
@@ -106,19 +106,19 @@ def decoded(tokenizer, ids):
 
 
 def readable(text) -> str:
-    """A text as the tokenizer reads it: what is no UTF-8 is a space, and white space at the end is nothing."""
+    """Replaces bytes that are not UTF-8 by spaces, and removes trailing white space."""
     valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
     return valid.numpy().decode().rstrip()
 
 
 def hostile_texts():
     draw = random.Random(1)
-    return [*TEXTS, *CODES, *(kind(draw) for kind in hostile.KINDS for _ in range(30))]
+    return [*TEXTS, *CODES, *(kind(draw) for kind in hostile.KINDS for _ in range(11))]
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_ids_and_texts(folder, tokenizer, oracle, side):
-    rows, pairs = checkpoint_in(folder).target.rows, toy_corpus.corpus(train=0, dev=300, test=0)["dev"]
+    rows, pairs = checkpoint_in(folder).target.rows, toy_corpus.corpus(train=0, dev=97, test=0)["dev"]
     texts = [*hostile_texts(), *(text for pair in pairs for text in pair)]
     ids = tokenize(tokenizer, texts, side)
     expected = [oracle.encode(readable(text), side) for text in texts]
@@ -132,13 +132,12 @@ def test_ids_and_texts(folder, tokenizer, oracle, side):
         files = [str(folder / name) for name in ("source.spm", "target.spm", "vocab.json")]
         theirs = Theirs(*files, split_special_tokens=True)
         argument = "text" if side == "source" else "text_target"
-        found = theirs(**{argument: [readable(text) for text in texts]}, add_special_tokens=False)["input_ids"]
-        assert found == expected
-        found = [re.sub("\ufffd+", "\ufffd", text) for text in theirs.batch_decode(found, skip_special_tokens=True)]
-        assert found == [oracle.decode(row) for row in expected]
+        ids = theirs(**{argument: [readable(text) for text in texts]}, add_special_tokens=False)["input_ids"]
+        assert ids == expected
+        texts = [re.sub("\ufffd+", "\ufffd", text) for text in theirs.batch_decode(ids, skip_special_tokens=True)]
+        assert texts == [oracle.decode(row) for row in expected]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 def test_any_text(folder, tokenizer, oracle, text):
     rows = checkpoint_in(folder).target.rows
@@ -150,8 +149,8 @@ def test_any_text(folder, tokenizer, oracle, text):
 SPACES = [chr(code) for code in range(sys.maxunicode) if chr(code).isspace()]
 
 
-def test_white_space_at_the_end_of_a_text_is_nothing(tmp_path):
-    """Of a model that keeps all that a text has."""
+def test_trailing_white_space_is_ignored(tmp_path):
+    """With a model that does not normalize texts."""
     tokenizer = checkpoint_in(MARIAN).tokenizer()
     for name, content in (tokenizer.files | tokenizer.vocabularies).items():
         (tmp_path / name).write_bytes(content)
@@ -177,16 +176,16 @@ def test_any_ids_become_texts(folder, tokenizer, oracle):
 def test_a_code_is_one_token_and_controls_are_text(tokenizer):
     with_code, plain = tokenizer.tokenize([">>fra<< a door", " a door"]).to_list()
     assert with_code[1:] == plain and tokenizer.pieces([with_code[:1]]).numpy() == b">>fra<<"
-    known = tf.ragged.boolean_mask(ids := tokenizer.tokenize(["The old woman", ""]), ids > 3)
-    assert tokenizer.ids(tokenizer.pieces(known)).to_list() == known.to_list()
+    listed = tf.ragged.boolean_mask(ids := tokenizer.tokenize(["The old woman", ""]), ids > 3)
+    assert tokenizer.ids(tokenizer.pieces(listed)).to_list() == listed.to_list()
     assert len(set(tokenizer.pieces(range(tokenizer.vocab_size)).numpy())) == tokenizer.vocab_size
     ids = tokenizer.tokenize(["</s> <pad> <s> <unk>", ">></s><< a"]).to_list()
     assert not {id for row in ids for id in row} & {0, 1, 2}
     assert tokenizer.ids(tf.ragged.constant([["</s>", "<pad>", "no piece"]])).to_list() == [[3, 3, 3]]
 
 
-def test_symbols_that_were_added(folder, tmp_path):
-    """A code has the id that the files say."""
+def test_added_codes(folder, tmp_path):
+    """A code has the id in the files."""
     extended = shutil.copytree(folder, tmp_path / "extended")
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
 

@@ -1,6 +1,6 @@
-"""A checkpoint that somebody has trained: from a folder or the hub, what it says of itself, and going on with it.
+"""Tests pretrained checkpoints from a directory or the hub, their metadata, and fine-tuning them.
 
-The hub is a folder here, as huggingface_hub keeps what it has downloaded: there is no network in a test.
+The hub is a cache of huggingface_hub, without a network.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ license: none
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """What was downloaded once, and no network."""
+    """A cached model without a network."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     folder = tmp_path / "models--Helsinki-NLP--opus-mt-en-no"
@@ -52,7 +52,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["opus-mt-en-no", pytest.param("Helsinki-NLP/opus-mt-en-no", marks=pytest.mark.slow)])
 def test_a_model_of_the_hub(cache, name):
-    """It answers as that of the folder: weights, tokenizer and options are the same."""
+    """Weights, tokenizer and options equal those from a directory."""
     translator, expected = tt.Translator.from_pretrained(name), tt.Translator.from_pretrained(TRAINED)
     assert (translator.model.config, translator.options) == (expected.model.config, expected.options)
     for weight, other in zip(translator.model.get_weights(), expected.model.get_weights(), strict=True):
@@ -63,27 +63,27 @@ def test_a_model_of_the_hub(cache, name):
     assert translator.beam_size == 3
     metadata = {"origin": name, "languages": "en, no", "license": "cc-by-4.0", "source_language": "eng"}
     metadata |= {"commit": "5" * 40}
-    assert translator.export_options == metadata | {"max_length": 127}  # max_length there counts the start symbol
+    assert translator.export_options == metadata | {"max_length": 127}  # without BOS
     assert translator.astype("bfloat16").export_options == translator.export_options
 
 
-@pytest.mark.parametrize("there", hub.WEIGHTS)
-def test_one_file_of_weights_is_downloaded(there, tmp_path, monkeypatch):
-    asked = []
+@pytest.mark.parametrize("existing", hub.WEIGHTS)
+def test_one_file_of_weights_is_downloaded(existing, tmp_path, monkeypatch):
+    patterns = []
 
     def snapshot_download(name, revision, allow_patterns):
         assert (name, revision) == ("somebody/model", "v2")
-        asked.extend(allow_patterns)
-        (tmp_path / there).write_bytes(b"") if there in allow_patterns else None
+        patterns.extend(allow_patterns)
+        (tmp_path / existing).write_bytes(b"") if existing in allow_patterns else None
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert hub.folder_of("somebody/model", revision="v2") == tmp_path
-    assert [name for name in asked if name in hub.WEIGHTS] == list(hub.WEIGHTS[: hub.WEIGHTS.index(there) + 1])
-    assert {"*.json", "*.spm", "README.md"} <= set(asked)
+    assert [name for name in patterns if name in hub.WEIGHTS] == list(hub.WEIGHTS[: hub.WEIGHTS.index(existing) + 1])
+    assert {"*.json", "*.spm", "README.md"} <= set(patterns)
 
 
-def test_a_name_that_is_none(cache, monkeypatch):
+def test_unknown_names(cache, monkeypatch):
     message = "found none at opus-mt-xx; or a model's name on the .* hub, got no model Helsinki-NLP/opus-mt-xx: "
     with pytest.raises(tt.BadInput, match=message) as no:
         tt.Translator.from_pretrained("opus-mt-xx")
@@ -99,9 +99,9 @@ def test_a_name_that_is_none(cache, monkeypatch):
 
 
 def test_a_mistyped_path_is_not_looked_up(tmp_path, monkeypatch):
-    """Somebody may have uploaded a model under this name."""
-    asked = []
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: asked.append(name) or 1 / 0)
+    """The hub may have a model of this name."""
+    names = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: names.append(name) or 1 / 0)
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     opens = (tt.load, tt.Translator.from_pretrained, lambda path: tt.load(path, family="marian"))
@@ -109,24 +109,24 @@ def test_a_mistyped_path_is_not_looked_up(tmp_path, monkeypatch):
         for load in opens:
             with pytest.raises(tt.BadInput, match=f"expected .*, found nothing at {Path(path)}$"):
                 load(path)
-    assert not asked
+    assert not names
     for path, revision in (("somebody/mine", None), ("runs-of/mine", None), ("data/mine", "main")):
         with pytest.raises(tt.BadInput, match=f"got no model {path}"):
             tt.load(path, revision=revision)
-        assert asked.pop() == path
+        assert names.pop() == path
 
 
 def test_a_folder_of_versions_means_the_newest(tmp_path):
-    """Of checkpoints as of other exports."""
+    """As for other exports."""
     for version in ("2", "11"):
         shutil.copytree(TRAINED, tmp_path / "name" / version)
     (tmp_path / "name/2/model.safetensors").write_bytes(b"")
     expected = tt.Translator.from_pretrained(TRAINED)
     for load in (tt.load, tt.Translator.from_pretrained, lambda path: tt.load(path, family="marian")):
-        found = load(tmp_path / "name")
-        for weight, other in zip(found.model.get_weights(), expected.model.get_weights(), strict=True):
+        translator = load(tmp_path / "name")
+        for weight, other in zip(translator.model.get_weights(), expected.model.get_weights(), strict=True):
             np.testing.assert_array_equal(weight, other)
-        assert found.export_options["origin"] == "name"
+        assert translator.export_options["origin"] == "name"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_folder_of_versions_means_the_newest(tmp_path):
         ("---\n- a\n---", {}),
     ],
 )
-def test_what_a_card_says(card, metadata, tmp_path):
+def test_metadata_of_a_card(card, metadata, tmp_path):
     (tmp_path / "README.md").write_text(card)
     assert hub.origin_of(tmp_path, tmp_path) == {"origin": tmp_path.name} | metadata
 
@@ -152,20 +152,20 @@ RECIPE = dataclasses.replace(tt.RECIPES["finetune"], steps=5, epochs=None, batch
 
 
 @pytest.mark.program
-def test_a_run_begins_with_the_weights_and_keeps_them(unscored, corpus, tmp_path):
-    """With a rate of 0 nothing is learned; the run goes on without the checkpoint."""
+def test_a_run_starts_with_the_weights_and_stores_them(unscored, corpus, tmp_path):
+    """With a learning rate of 0. The run resumes without the checkpoint."""
     start = tt.Translator.from_pretrained(TRAINED, beam_size=1)
     config = dataclasses.replace(start.model.config, dropout=0.3)
     still = {"recipe": dataclasses.replace(RECIPE, steps=2, eval_every=2, learning_rate=None)}
     still["optimizer"] = keras.optimizers.SGD(0.0)
     trainer = tt.Trainer(tmp_path / "run", config, corpus, start=start, **still)
     (row,) = trainer.fit()
-    assert row["val_loss"] < 3  # with random weights it is 6
-    found = tt.load(tmp_path / "run", beam_size=1)
-    for weight, other in zip(found.model.get_weights(), start.model.get_weights(), strict=True):
-        np.testing.assert_allclose(weight, other, rtol=1e-6)  # a mean of equal ones
-    assert found(SENTENCES) == start(SENTENCES)
-    assert found.export_options == start.export_options == {"origin": "trained", "max_length": 127}
+    assert row["val_loss"] < 3  # 6 with random weights
+    loaded = tt.load(tmp_path / "run", beam_size=1)
+    for weight, other in zip(loaded.model.get_weights(), start.model.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-6)  # a mean of equal weights
+    assert loaded(SENTENCES) == start(SENTENCES)
+    assert loaded.export_options == start.export_options == {"origin": "trained", "max_length": 127}
     assert tt.Trainer(tmp_path / "run", config, corpus, **still).fit() == [row]
     other = tt.Translator.from_pretrained(TRAINED)
     other = other.replace(export_options={"origin": "another"})
@@ -174,7 +174,7 @@ def test_a_run_begins_with_the_weights_and_keeps_them(unscored, corpus, tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_goes_on_without_the_checkpoint(corpus, tmp_path):
+def test_a_stopped_run_resumes_without_the_checkpoint(corpus, tmp_path):
     start = tt.Translator.from_pretrained(TRAINED)
     config = start.model.config
     tt.Trainer(tmp_path / "whole", config, corpus, RECIPE, start=start).fit()
@@ -182,7 +182,7 @@ def test_a_run_that_is_stopped_goes_on_without_the_checkpoint(corpus, tmp_path):
     shutil.copytree(tmp_path / "parts", tmp_path / "at once")
     tt.Trainer(tmp_path / "parts", config, corpus, RECIPE).fit()
     same_weights(tmp_path / "whole", tmp_path / "parts")
-    shutil.rmtree(tmp_path / "at once/checkpoints")  # as if it was killed before the first one
+    shutil.rmtree(tmp_path / "at once/checkpoints")  # as if killed before the first one
     tt.Trainer(tmp_path / "at once", config, corpus, RECIPE).fit()
     same_weights(tmp_path / "whole", tmp_path / "at once")
 
@@ -199,21 +199,21 @@ def test_a_start_of_other_sizes(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("more", [["--preset", "tiny"], ["--vocab-size", "7"], ["--tokenizer", "a"], ["--dry-run"]])
-def test_the_model_has_its_own_sizes(more, capsys):
+def test_the_checkpoint_determines_the_sizes(more, capsys):
     with pytest.raises(SystemExit):
         translation.main(["--from", str(TRAINED), *more])
     assert "--from: cannot be combined with --preset, " in capsys.readouterr().err
 
 
 def test_the_program_hands_it_over(text, tmp_path, capsys, monkeypatch):
-    made = []
-    monkeypatch.setattr(tt.Trainer, "fit", lambda self: made.append(self) or 1 / 0)
-    for given, recipe in (([], tt.RECIPES["finetune"]), (["--steps", "5", "--batch-tokens", "512"], RECIPE)):
-        argv = [*options(text, "--from", TRAINED, "--dropout", "0.2", "--run", tmp_path / "run"), *given]
+    trainers = []
+    monkeypatch.setattr(tt.Trainer, "fit", lambda self: trainers.append(self) or 1 / 0)
+    for more, recipe in (([], tt.RECIPES["finetune"]), (["--steps", "5", "--batch-tokens", "512"], RECIPE)):
+        argv = [*options(text, "--from", TRAINED, "--dropout", "0.2", "--run", tmp_path / "run"), *more]
         with pytest.raises(ZeroDivisionError):
             translation.main(argv)
-        assert made[-1].recipe == dataclasses.replace(recipe, dev_sentences=500)
-        assert made[-1].config == dataclasses.replace(made[-1].start.model.config, dropout=0.2)
+        assert trainers[-1].recipe == dataclasses.replace(recipe, dev_sentences=500)
+        assert trainers[-1].config == dataclasses.replace(trainers[-1].start.model.config, dropout=0.2)
     parser = SimpleNamespace(tokenizer=SimpleNamespace(control_tokens=["(NP"]))
     monkeypatch.setattr(tt.Translator, "from_pretrained", lambda path: parser)
     assert "expected a model that translates, got a parser" in fails(translation, ["--from", tmp_path], capsys)

@@ -1,4 +1,4 @@
-"""Our layers against PyTorch's own, torch.nn.TransformerEncoderLayer and TransformerDecoderLayer (extra `torch`):
+"""Compares our layers with torch.nn.TransformerEncoderLayer and TransformerDecoderLayer (extra `torch`):
 
 pip install -e ".[dev,torch]" && pytest tests/extensions/interop/test_torch_parity.py
 """
@@ -19,7 +19,7 @@ TARGET_MASK = np.arange(T) < np.array([[5], [7], [3]])
 
 
 def pair(ours, theirs):
-    """One of our layers and one of theirs, same random weights; their biases in attention, which ours lacks, are 0."""
+    """Returns our layer and theirs with equal random weights. Theirs has attention biases of 0."""
     ours.build((None, None, d), *[(None, None, d)] * isinstance(ours, DecoderLayer))
     draw_weights(ours)
     theirs = theirs(d, h, d_ff, dropout=0.0, activation="relu", layer_norm_eps=1e-6, batch_first=True)
@@ -54,7 +54,7 @@ def pair(ours, theirs):
     linear(theirs.linear2, ours.feed_forward.output_projection)
     for i, layer in enumerate(norms, 1):
         norm(getattr(theirs, f"norm{i}"), layer)
-    return ours, theirs.train()  # in evaluation it takes another path, without gradients
+    return ours, theirs.train()  # Its evaluation mode has no gradients.
 
 
 def compare(ours, theirs, inputs):
@@ -80,7 +80,7 @@ def compare(ours, theirs, inputs):
 def test_encoder_layer(masked):
     ours, theirs = pair(EncoderLayer(h, d_ff, dropout=0.0), torch.nn.TransformerEncoderLayer)
     mask = SOURCE_MASK if masked else None
-    ignored = torch.tensor(~SOURCE_MASK) if masked else None  # they say what may not be attended
+    ignored = torch.tensor(~SOURCE_MASK) if masked else None  # True means ignored.
     compare(lambda x: ours(x, mask=mask), lambda x: theirs(x, src_key_padding_mask=ignored), [normal(B, S, d)])
 
 
