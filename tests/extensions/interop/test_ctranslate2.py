@@ -119,7 +119,7 @@ def both_of(tokenizer, tmp_path_factory):
 
 
 # test_scores_of_targets_agree has the weights of all models.
-SEARCHES = [("sinusoidal", 4), *(pytest.param(name, 4, marks=pytest.mark.program) for name in list(MODELS)[1:])]
+SEARCHES = [("sinusoidal", 4), *(pytest.param(name, 4, marks=pytest.mark.slow) for name in list(MODELS)[1:])]
 SEARCHES += [pytest.param(name, 1, marks=pytest.mark.slow) for name in MODELS]
 
 

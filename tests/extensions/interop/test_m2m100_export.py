@@ -1,5 +1,6 @@
 """Compares exports of a multilingual model with the checkpoint in `transformers`."""
 
+import functools
 import io
 import json
 import math
@@ -33,6 +34,13 @@ def saved(translator, tmp_path_factory):
     path = tmp_path_factory.mktemp("savedmodels") / "many" / "1"
     translator.save(path, max_length=64)
     return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def load_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf.saved_model, "load", functools.cache(tf.saved_model.load))
+        yield
 
 
 @pytest.mark.program

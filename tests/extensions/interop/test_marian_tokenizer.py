@@ -1,5 +1,5 @@
-"""Compares MarianMT's tokenizer with SentencePiece's engine and a dictionary, and with `transformers.MarianTokenizer` if it
-is installed (pip install "transformers<6").
+"""Compares MarianMT's tokenizer with SentencePiece's engine and a dictionary, and with `transformers.MarianTokenizer`
+if it is installed (pip install "transformers<6").
 """
 
 import importlib.util

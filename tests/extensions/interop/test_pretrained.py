@@ -164,7 +164,7 @@ def test_a_run_starts_with_the_weights_and_stores_them(unscored, corpus, tmp_pat
     loaded = tt.load(tmp_path / "run", beam_size=1)
     for weight, other in zip(loaded.model.get_weights(), start.model.get_weights(), strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-6)  # a mean of equal weights
-    assert loaded(SENTENCES) == start(SENTENCES)
+    assert loaded.tokenizer.fingerprint == start.tokenizer.fingerprint
     assert loaded.export_options == start.export_options == {"origin": "trained", "max_length": 127}
     assert tt.Trainer(tmp_path / "run", config, corpus, **still).fit() == [row]
     other = tt.Translator.from_pretrained(TRAINED)

@@ -1,4 +1,4 @@
-"""trainers.parsing as a user runs it."""
+"""Runs trainers.parsing like a user."""
 
 import json
 import random
@@ -36,7 +36,7 @@ def files(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_from_trees_to_a_savedmodel_that_parses(files, tmp_path, capsys, monkeypatch):
-    checked = []  # test_check.py has the checks themselves
+    checked = []  # test_check.py tests the checks.
     monkeypatch.setattr(publish, "check", lambda path: checked.append(path.name) or [])
     run, export = tmp_path / "run", tmp_path / "exports"
     extra = write_trees(tmp_path / "extra.trees", 97, seed=5)
@@ -44,7 +44,7 @@ def test_a_run_from_trees_to_a_savedmodel_that_parses(files, tmp_path, capsys, m
     argv += ["--vocab-size", "300", "--batch-tokens", "512", "--warmup-steps", "40", "--eval-every", "20"]
     argv += ["--run", str(run), "--base", str(export.parent), "--name", export.name]
     parsing.main([*argv, "--steps", "20"])
-    parsing.main([*argv, "--steps", "80"])  # goes on
+    parsing.main([*argv, "--steps", "80"])  # resumes
     printed = capsys.readouterr().out
     assert "going on from the checkpoint at step 20 of 80" in printed
     assert printed.count("dev F1") >= 9 + 4  # by beams and alpha, and at every checkpoint
@@ -78,29 +78,32 @@ def test_a_run_from_trees_to_a_savedmodel_that_parses(files, tmp_path, capsys, m
     more = ["--name", "half", "--base", str(models), "--dtype", "bfloat16", "--dev", files[1]]
     trainer_export.main(["--run", str(run), *more])
     assert re.findall(r"^F1 [\d.]+ in (\w+)  EVALB", capsys.readouterr().out, re.M) == ["float32", "bfloat16"]
-    refused = fails(trainer_export, ["--run", run, "--name", "m", "--base", models, "--n-best", 2], capsys)
-    assert refused.endswith("expected options of a parser, since the run is one; got a translator's")
+    error = fails(trainer_export, ["--run", run, "--name", "m", "--base", models, "--n-best", 2], capsys)
+    assert error.endswith("expected options of a parser, since the run is one; got a translator's")
 
 
-def test_what_a_user_gets_wrong(files, tmp_path, capsys):
+def test_wrong_arguments(files, tmp_path, capsys):
     train, dev = files
     bad = tmp_path / "bad.trees"
     bad.write_text("( (S (N a)))\n(S (N b)\n")
     empty = tmp_path / "empty.trees"
     empty.write_text("(S (-NONE- *))\n")
-    given = ["--train", train, "--dev", dev]
+    files_argv = ["--train", train, "--dev", dev]
     for argv, message in [
         ([], "expected either --wsj DIR or --train FILE"),
-        ([*given, "--wsj", tmp_path], "expected either --wsj DIR or --train FILE"),
+        ([*files_argv, "--wsj", tmp_path], "expected either --wsj DIR or --train FILE"),
         (["--train", train], "--train: expected --dev FILE"),
         (["--wsj", tmp_path, "--test", dev], "--wsj: cannot be combined with --dev or --test"),
         (["--wsj", tmp_path], "expected wsj_NNNN.mrg of the sections 02 to 21, found none of 02, 03"),
-        ([*given, "--extra-ratio", 0], "expected a number above 0, got 0"),
-        ([*given, "--min-length", 3], "unrecognized arguments: --min-length"),
-        ([*given, "--base", Path(train).parent, "--name", Path(train).name], f"{train}: expected a folder to write"),
+        ([*files_argv, "--extra-ratio", 0], "expected a number above 0, got 0"),
+        ([*files_argv, "--min-length", 3], "unrecognized arguments: --min-length"),
+        (
+            [*files_argv, "--base", Path(train).parent, "--name", Path(train).name],
+            f"{train}: expected a folder to write",
+        ),
         (["--train", train, bad, "--dev", dev], "line 2: expected a bracketed tree, got one without its last 1"),
-        ([*given, "--test", empty], "expected trees with words in the test files, got none"),
-        ([*given, "--vocab-size", 270], "vocab_size: expected at least"),
+        ([*files_argv, "--test", empty], "expected trees with words in the test files, got none"),
+        ([*files_argv, "--vocab-size", 270], "vocab_size: expected at least"),
     ]:
         assert message in fails(parsing, [*argv, "--run", tmp_path / "run"], capsys), argv
     assert not (tmp_path / "run").exists()
