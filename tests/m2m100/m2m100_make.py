@@ -1,9 +1,8 @@
-"""Train an M2M100 checkpoint with Hugging Face's `transformers` in PyTorch, and write down what it answers.
+"""Trains an M2M100 checkpoint with Hugging Face's `transformers` in PyTorch, and writes its outputs.
 
     pip install torch "transformers<6" && python tests/m2m100/m2m100_make.py tests/m2m100/trained
 
-makes such a folder of the toy corpus, which it translates in both directions. The one beside this is by transformers
-5.24.0 and torch 2.13.0.
+The model translates the toy corpus in both directions. The one here is by transformers 5.24.0 and torch 2.13.0.
 """
 
 import itertools
@@ -66,7 +65,7 @@ def learn_pieces(file: Path, sentences, size: int, normalization: str = "identit
 
 
 def write_vocabulary(folder: Path, sentences, size: int = 260, normalization: str = "identity") -> int:
-    """Write sentencepiece.bpe.model, and vocab.json, which numbers its pieces otherwise; returns their number."""
+    """Writes sentencepiece.bpe.model, and vocab.json with other ids. Returns their number."""
     engine = learn_pieces(folder / PIECES, sentences, size, normalization)
     pieces = sorted(engine.id_to_piece(id) for id in range(3, engine.vocab_size()))
     names = ["<s>", "<pad>", "</s>", "<unk>", *pieces]
@@ -82,7 +81,7 @@ def padded(rows, value):
 
 
 def batches(pairs):
-    """Endless; ids of similar length together, in random order."""
+    """Yields batches of similar lengths in random order, without end."""
     while True:
         order = sorted(pairs, key=lambda pair: (max(map(len, pair)), random.random()))
         groups, group = [], []
@@ -95,32 +94,32 @@ def batches(pairs):
         yield from groups
 
 
-def write_answers(folder: Path) -> None:
-    """answers.json and logits.npz: what `transformers` makes of the folder, computed in float64."""
+def write_outputs(folder: Path) -> None:
+    """Writes answers.json and logits.npz, the outputs of `transformers` in float64."""
     import torch
     from transformers import M2M100ForConditionalGeneration, M2M100Tokenizer
 
     tokenizer = M2M100Tokenizer.from_pretrained(folder, split_special_tokens=True)
     model = M2M100ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).double().eval()
     dev = [pair for pair in toy_corpus.corpus(train=0, dev=200, test=0)["dev"] if len(pair[0].split()) <= 6][:30]
-    answers = {}
+    outputs = {}
     for source, target in (("en", "de"), ("de", "en")):
         sentences = [pair[source == "de"] for pair in dev]
         tokenizer.src_lang = source
         inputs = tokenizer(sentences, padding=True, return_tensors="pt")
         forced = {"forced_bos_token_id": tokenizer.get_lang_id(target), "max_length": 64, "length_penalty": 0.0}
-        found = {"sentences": sentences}
+        result = {"sentences": sentences}
         with torch.no_grad():
             for name, beams in (("greedy", 1), ("beam", 4)):
-                given = model.generate(**inputs, **forced, num_beams=beams, do_sample=False)
-                found[name] = tokenizer.batch_decode(given[:, 2:], skip_special_tokens=True)  # without the language
+                ids = model.generate(**inputs, **forced, num_beams=beams, do_sample=False)
+                result[name] = tokenizer.batch_decode(ids[:, 2:], skip_special_tokens=True)  # without the language
             scored = {"return_dict_in_generate": True, "output_scores": True}
-            found["log_probs"] = model.generate(**inputs, **forced, num_beams=4, **scored).sequences_scores.tolist()
+            result["log_probs"] = model.generate(**inputs, **forced, num_beams=4, **scored).sequences_scores.tolist()
         texts = sentences + HOSTILE
-        found |= {"texts": texts, "ids": tokenizer(texts)["input_ids"]}
-        found["decoded"] = [tokenizer.decode(ids[1:], skip_special_tokens=True) for ids in found["ids"]]
-        answers[f"{source}-{target}"] = found
-    (folder / "answers.json").write_text(json.dumps(answers, ensure_ascii=False, indent=0), encoding="utf-8")
+        result |= {"texts": texts, "ids": tokenizer(texts)["input_ids"]}
+        result["decoded"] = [tokenizer.decode(ids[1:], skip_special_tokens=True) for ids in result["ids"]]
+        outputs[f"{source}-{target}"] = result
+    (folder / "answers.json").write_text(json.dumps(outputs, ensure_ascii=False, indent=0), encoding="utf-8")
     target = torch.tensor([[END, tokenizer.get_lang_id("en"), *range(5, 12)]] * 5)
     inputs = {name: value[:5] for name, value in inputs.items()}
     with torch.no_grad():
@@ -170,7 +169,7 @@ def main(folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.src_lang, tokenizer.tgt_lang = "en", None
     tokenizer.save_pretrained(folder)
-    write_answers(folder)
+    write_outputs(folder)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Make a MarianMT checkpoint of random weights with Hugging Face's `transformers`, and write down what it answers.
+"""Makes a MarianMT checkpoint of random weights with Hugging Face's `transformers`, and writes its outputs.
 
     pip install torch "transformers<6" && python tests/marian/make.py tests/marian
 
-The files beside this were made so, by transformers 5.23.0 and torch 2.13.0.
+The files here are by transformers 5.23.0 and torch 2.13.0.
 """
 
 import json
@@ -33,7 +33,7 @@ LONGEST = 13
 
 
 def make(folder, seed=6, **changes) -> None:
-    """Write config.json, vocab.json, model.safetensors and answers.npz, computed in float64, into the folder."""
+    """Writes config.json, vocab.json, model.safetensors and answers.npz, computed in float64."""
     import torch
     from transformers import MarianConfig, MarianMTModel
 
@@ -46,7 +46,7 @@ def make(folder, seed=6, **changes) -> None:
             if "embed_positions" not in name:
                 weight += torch.tensor(sizes[name.split(".")[-1]] * random.standard_normal(weight.shape))
         model.final_logits_bias += torch.tensor(random.standard_normal(VOCABULARY))
-    model.generation_config.bad_words_ids = [[PAD]]  # as published checkpoints have it
+    model.generation_config.bad_words_ids = [[PAD]]  # like published checkpoints
 
     lengths = [11, 5, 2, 8, 11, 3, 7]
     source = np.full((len(lengths), max(lengths)), PAD)
@@ -57,16 +57,16 @@ def make(folder, seed=6, **changes) -> None:
     model.save_pretrained(folder)
     names = {"</s>": END, "<unk>": UNKNOWN} | {f"▁{id}": id for id in range(2, PAD)} | {"<pad>": PAD}
     (Path(folder) / "vocab.json").write_text(json.dumps(names, ensure_ascii=False), encoding="utf-8")
-    model = model.double()  # so that the answers have no rounding of their own
+    model = model.double()  # less rounding
     with torch.no_grad():
-        found = model(input_ids=ids, attention_mask=mask, decoder_input_ids=torch.tensor(target))
+        outputs = model(input_ids=ids, attention_mask=mask, decoder_input_ids=torch.tensor(target))
         greedy = model.generate(ids, attention_mask=mask, num_beams=1, do_sample=False, max_new_tokens=LONGEST)
     np.savez(
         Path(folder) / "answers.npz",
         source=source,
         target=target,
-        memory=found.encoder_last_hidden_state.numpy(),
-        logits=found.logits.numpy(),
+        memory=outputs.encoder_last_hidden_state.numpy(),
+        logits=outputs.logits.numpy(),
         greedy=greedy.numpy(),
     )
 

@@ -1,9 +1,8 @@
-"""Make of the trained checkpoint beside this one with vocabularies of source and target, and write down what Hugging
-Face's `transformers` answers with it.
+"""Makes a checkpoint with two vocabularies of the trained one, and writes the outputs of Hugging Face's `transformers`.
 
     pip install torch "transformers<6" && python tests/marian/separate.py FOLDER
 
-separate.json beside this was made so, by transformers 5.24.0 and torch 2.13.0; the tests make the checkpoint anew.
+separate.json is by transformers 5.24.0 and torch 2.13.0. The tests only make the checkpoint.
 """
 
 import json
@@ -17,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 HERE = Path(__file__).parent
 TRAINED = HERE / "trained"
 CODES = [">>deu<<", ">>eng<<"]
-PAD = 150  # an id of both vocabularies, as `transformers` wants it, the last of neither
+PAD = 150  # an id of both vocabularies, which `transformers` requires, but the last of neither
 
 
 def split(folder: Path) -> None:
@@ -44,16 +43,16 @@ def split(folder: Path) -> None:
     config |= {"share_encoder_decoder_embeddings": False, "pad_token_id": PAD, "decoder_start_token_id": PAD}
     config |= {"vocab_size": sizes["source"], "decoder_vocab_size": sizes["target"]}
     (folder / "config.json").write_text(json.dumps(config))
-    said = json.loads((TRAINED / "generation_config.json").read_text())
-    said |= {"pad_token_id": PAD, "decoder_start_token_id": PAD, "bad_words_ids": [[PAD]]}
-    (folder / "generation_config.json").write_text(json.dumps(said))
+    settings = json.loads((TRAINED / "generation_config.json").read_text())
+    settings |= {"pad_token_id": PAD, "decoder_start_token_id": PAD, "bad_words_ids": [[PAD]]}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
     (folder / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": True, "model_max_length": 512}))
     for side in ("source", "target"):
         shutil.copy(TRAINED / f"{side}.spm", folder)
 
 
 def write_answers(folder: Path) -> None:
-    """What `transformers` makes of the folder, computed in float64."""
+    """Writes the outputs of `transformers` in float64."""
     import torch
     from transformers import MarianMTModel, MarianTokenizer
 
@@ -63,15 +62,15 @@ def write_answers(folder: Path) -> None:
     inputs = tokenizer(trained["sentences"], padding=True, return_tensors="pt")
     scored = {"return_dict_in_generate": True, "output_scores": True}
     with torch.no_grad():
-        found = model.generate(**inputs, num_beams=4, length_penalty=0.0, max_length=128, **scored)
-    answers = {
-        "beam": tokenizer.batch_decode(found.sequences, skip_special_tokens=True),
-        "log_probs": [round(score, 6) for score in found.sequences_scores.tolist()],
+        generated = model.generate(**inputs, num_beams=4, length_penalty=0.0, max_length=128, **scored)
+    outputs = {
+        "beam": tokenizer.batch_decode(generated.sequences, skip_special_tokens=True),
+        "log_probs": [round(score, 6) for score in generated.sequences_scores.tolist()],
         "source_ids": tokenizer(trained["texts"])["input_ids"],
         "target_ids": tokenizer(text_target=trained["texts"])["input_ids"],
     }
-    answers["of_target"] = tokenizer.batch_decode(answers["target_ids"], skip_special_tokens=True)
-    (HERE / "separate.json").write_text(json.dumps(answers, ensure_ascii=False) + "\n", encoding="utf-8")
+    outputs["of_target"] = tokenizer.batch_decode(outputs["target_ids"], skip_special_tokens=True)
+    (HERE / "separate.json").write_text(json.dumps(outputs, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

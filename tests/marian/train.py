@@ -1,9 +1,8 @@
-"""Train a MarianMT checkpoint with Hugging Face's `transformers` in PyTorch: what our loader has not written.
+"""Trains a MarianMT checkpoint on the toy corpus with Hugging Face's `transformers` in PyTorch, and writes its outputs.
 
     pip install torch "transformers<6" && python tests/marian/train.py tests/marian/trained
 
-makes such a folder of the toy corpus. The one next to this is by transformers 5.24.0 and torch 2.13.0, of other
-sentences of the same grammar (seed 0). It translates to German, and copies a text after ">>eng<<".
+The one here is by transformers 5.24.0 and torch 2.13.0, of other sentences of the same grammar (seed 0). It translates to German, and copies a text after ">>eng<<".
 """
 
 import itertools
@@ -60,7 +59,7 @@ def train_tokenizer(folder: Path, pairs) -> MarianTokenizer:
 
 
 def batches(source, target):
-    """Endless; ids of similar length together, in random order."""
+    """Yields batches of similar lengths in random order, without end."""
     while True:
         order = sorted(range(len(source)), key=lambda i: (len(source[i]) + len(target[i]), random.random()))
         groups, group = [], []
@@ -79,28 +78,28 @@ def padded(rows, value):
     return torch.tensor([row + [value] * (longest - len(row)) for row in rows])
 
 
-def write_answers(folder: Path) -> None:
-    """answers.json: what `transformers` makes of the folder, computed in float64."""
+def write_outputs(folder: Path) -> None:
+    """Writes answers.json, the outputs of `transformers` in float64."""
     tokenizer = MarianTokenizer.from_pretrained(folder, split_special_tokens=True)
     model = MarianMTModel.from_pretrained(folder, dtype=torch.float32).double().eval()  # sinusoids are in that dtype
     pairs = [pair for pair in toy_corpus.corpus(train=0, dev=200, test=0)["dev"] if len(pair[0].split()) <= 6]
     sentences = [f"{('', *CODES)[i % 3]} {english}" for i, (english, _) in enumerate(pairs[:45])]
     inputs = tokenizer(sentences, padding=True, return_tensors="pt")
-    answers: dict[str, object] = {"sentences": sentences}
+    outputs: dict[str, object] = {"sentences": sentences}
     with torch.no_grad():
         for name, beams in (("greedy", 1), ("beam", 4)):
-            found = model.generate(**inputs, num_beams=beams, length_penalty=0.0, max_length=128)
-            answers[name] = tokenizer.batch_decode(found, skip_special_tokens=True)
+            ids = model.generate(**inputs, num_beams=beams, length_penalty=0.0, max_length=128)
+            outputs[name] = tokenizer.batch_decode(ids, skip_special_tokens=True)
         scored = {"return_dict_in_generate": True, "output_scores": True}
-        found = model.generate(**inputs, num_beams=4, length_penalty=0.0, max_length=128, **scored)
-    answers["log_probs"] = found.sequences_scores.tolist()
+        generated = model.generate(**inputs, num_beams=4, length_penalty=0.0, max_length=128, **scored)
+    outputs["log_probs"] = generated.sequences_scores.tolist()
     texts = [*sentences, *HOSTILE, *(german for _, german in pairs)]
-    answers["texts"] = texts
-    answers["source_ids"] = tokenizer(texts)["input_ids"]
-    answers["target_ids"] = tokenizer(text_target=texts)["input_ids"]
+    outputs["texts"] = texts
+    outputs["source_ids"] = tokenizer(texts)["input_ids"]
+    outputs["target_ids"] = tokenizer(text_target=texts)["input_ids"]
     for side in ("source", "target"):
-        answers[f"of_{side}"] = tokenizer.batch_decode(answers[f"{side}_ids"], skip_special_tokens=True)
-    (folder / "answers.json").write_text(json.dumps(answers, ensure_ascii=False, indent=0), encoding="utf-8")
+        outputs[f"of_{side}"] = tokenizer.batch_decode(outputs[f"{side}_ids"], skip_special_tokens=True)
+    (folder / "answers.json").write_text(json.dumps(outputs, ensure_ascii=False, indent=0), encoding="utf-8")
 
 
 def main(folder: Path) -> None:
@@ -155,11 +154,11 @@ def main(folder: Path) -> None:
             print(f"step {step}: loss {np.mean(losses[-250:]):.3f}, {time.time() - began:.0f} s", flush=True)
     model = model.eval().half()  # a small file, and another dtype
     generation = {"bad_words_ids": [[pad]], "renormalize_logits": True, "num_beams": 3, "max_length": 128}
-    for name, value in generation.items():  # as the checkpoints of OPUS-MT have it
+    for name, value in generation.items():  # OPUS-MT's settings
         setattr(model.generation_config, name, value)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    write_answers(folder)
+    write_outputs(folder)
 
 
 if __name__ == "__main__":

@@ -43,13 +43,13 @@ LINES = [line.encode() if isinstance(line, str) else line for line in [*TEXTS, "
 
 @pytest.fixture(scope="module")
 def plain(saved):
-    """Its engine."""
+    """The engine of `saved`."""
     return tt.load(saved)
 
 
 @pytest.fixture(scope="module")
 def model(saved, plain):
-    """The SavedModel of `saved`, loaded once for this file."""
+    """Beam's model of `saved`, without loading it again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tf.saved_model, "load", lambda path: plain.loaded)
         return Model(tt.beam.TranslationSettings(str(saved)))
@@ -69,7 +69,7 @@ def collect(element):
 
 
 def run(elements, transform):
-    """What a transform makes of elements, and the metrics, in this process."""
+    """Returns the outputs of a transform and the metrics, in this process."""
     COLLECTED.clear()
     pipeline = beam.Pipeline(FnApiRunner(), PipelineOptions([]))
     _ = pipeline | beam.Create(elements) | transform | beam.Map(collect)
@@ -88,10 +88,10 @@ def test_a_key_and_a_text(model, plain, saved, loaded, monkeypatch):
     """Each key keeps its text, over several chunks, and the metrics count what went by."""
     monkeypatch.setattr(translation, "CHUNK", 7)
     texts = [f"{text} {i}" for i in range(3) for text in ("Two doors.", "The dog sleeps.", "The red door")] + TEXTS
-    found, metrics = run(list(enumerate(texts)), tt.beam.Translate(saved))
-    assert {i: answer.source for i, answer in found} == dict(enumerate(texts))
+    outputs, metrics = run(list(enumerate(texts)), tt.beam.Translate(saved))
+    assert {i: output.source for i, output in outputs} == dict(enumerate(texts))
     with pytest.warns(UserWarning, match="more tokens"):
-        assert [answer.text for _, answer in sorted(found)] == plain(texts)
+        assert [output.text for _, output in sorted(outputs)] == plain(texts)
     lengths = np.array([reply.length for reply in plain.replies(texts)])
     counters = {name: metrics[name] for name in ("sentences", "tokens", "truncated", "empty")}
     assert counters == {"sentences": len(texts), "tokens": lengths.sum(), "truncated": 1, "empty": 3}
@@ -101,9 +101,9 @@ def test_a_key_and_a_text(model, plain, saved, loaded, monkeypatch):
 @pytest.mark.program
 def test_a_field_of_an_element(loaded, saved):
     rows = [Row(3, b"Two doors."), {"number": 5, "text": "Two doors."}]
-    found, _ = run(rows, tt.beam.Translate(saved, text="text"))
-    assert [element for element, _ in found] == rows or [element for element, _ in found] == rows[::-1]
-    assert len({answer.text for _, answer in found}) == 1
+    outputs, _ = run(rows, tt.beam.Translate(saved, text="text"))
+    assert [element for element, _ in outputs] in (rows, rows[::-1])
+    assert len({output.text for _, output in outputs}) == 1
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_a_field_of_an_element(loaded, saved):
 def test_every_setting_is_checked(kind, arguments):
     for field in dataclasses.fields(kind):
         for value in test_values.HOSTILE:
-            made = test_values.outcome(field.name, lambda a=arguments | {field.name: value}: kind(**a))
-            if made and test_values.is_option(field.type):
-                assert test_values.is_plain(getattr(made[0], field.name)), (field.name, value)
+            outcome = test_values.outcome(field.name, lambda a=arguments | {field.name: value}: kind(**a))
+            if outcome and test_values.is_option(field.type):
+                assert test_values.is_plain(getattr(outcome[0], field.name)), (field.name, value)
     for name in SEARCH_OPTIONS:
         for value in test_values.HOSTILE if name in REQUEST else ():
             for made in test_values.outcome(
@@ -162,7 +162,7 @@ def write(folder, name, lines):
 
 
 def read(prefix):
-    """The lines of all shards, in order."""
+    """Returns the lines of all shards in order."""
     paths = sorted(Path(prefix).parent.glob(f"{Path(prefix).name}-*-of-*"))
     assert not [path for path in paths if path.suffix == ".tmp"]
     texts = [gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes() for path in paths]
@@ -172,14 +172,14 @@ def read(prefix):
 
 @pytest.fixture(scope="module")
 def strange():
-    """Lines that are no sentences: `hostile.py`'s, and very long ones."""
+    """Hostile and very long lines."""
     r = random.Random(5)
     lines = [maker(r) for maker in hostile.KINDS[:-1] for _ in range(9)]
     return [line.replace(b"\n", b" ") for line in [*lines, b"word " * 30_000, b"\xff" * 999, b"", b"\r", b"\0"]]
 
 
 def test_files(tmp_path, saved, plain, loaded, strange, capsys):
-    """A line for each line, in order, whatever it contains; what is finished is kept, the rest is made."""
+    """Writes one line per line in order, whatever it contains. Resuming keeps finished shards."""
     write(tmp_path, "b.en", strange)
     write(tmp_path, "a.en.gz", LINES)
     (tmp_path / "empty.en").write_bytes(b"")
@@ -195,7 +195,7 @@ def test_files(tmp_path, saved, plain, loaded, strange, capsys):
     paths = sorted((tmp_path / "out").glob("part-*"))
     assert [path.name for path in paths[::6]] == ["part-00000-of-00007.txt", "part-00006-of-00007.txt"]
     before = {path: path.stat().st_ino for path in paths}
-    paths[3].rename(paths[3].with_name(f".{paths[3].name}-0a1b2c3d.tmp"))  # as a killed worker leaves it
+    paths[3].rename(paths[3].with_name(f".{paths[3].name}-0a1b2c3d.tmp"))  # like a killed worker
     translate.main([*argv, "--workers", "1", "--batch-bytes", "77"])
     assert read(tmp_path / "out/part") == expected
     assert [path for path in paths if path.stat().st_ino != before[path]] in ([], [paths[3]])
@@ -210,15 +210,15 @@ def test_json_and_gzip(tmp_path, saved, plain):
     translate.main([*argv, "--json", "--gzip", "--n-best", "2", "--beam-size", "2"])
     rows = [json.loads(line) for line in read(tmp_path / "part")]
     expected = plain.replies(LINES, 2, beam_size=2)
-    for row, answer in zip(rows, expected, strict=True):
+    for row, reply in zip(rows, expected, strict=True):
         assert row.keys() == {"text", "score", "truncated", "empty", "n_best"}
-        assert row["score"] == pytest.approx(answer.score, rel=1e-4, abs=1e-5)
-        assert [each["text"] for each in row["n_best"]] == [each.text for each in answer.hypotheses]
-        assert (row["text"], row["truncated"], row["empty"]) == (answer.line, answer.truncated, answer.empty)
+        assert row["score"] == pytest.approx(reply.score, rel=1e-4, abs=1e-5)
+        assert [best["text"] for best in row["n_best"]] == [best.text for best in reply.hypotheses]
+        assert (row["text"], row["truncated"], row["empty"]) == (reply.line, reply.truncated, reply.empty)
 
 
 @pytest.mark.program
-def test_output_of_another_work_is_refused(tmp_path, saved, loaded, capsys):
+def test_output_of_another_work_is_rejected(tmp_path, saved, loaded, capsys):
     source = write(tmp_path, "a", LINES)
     argv = [str(saved), "--input", source, "--output", str(tmp_path / "part"), "--lines", "7"]
     translate.main(argv)
@@ -242,26 +242,28 @@ def test_output_of_another_work_is_refused(tmp_path, saved, loaded, capsys):
     assert read(tmp_path / "part") == before
 
 
-def test_what_is_wrong_with_files(tmp_path, saved, capsys):
+def test_wrong_files_and_options(tmp_path, saved, capsys):
     source, packed = write(tmp_path, "a", LINES), tmp_path / "b.gz"
     packed.write_bytes(gzip.compress(b"".join(LINES))[:-9])
 
-    def said(*argv):
+    def failure(*argv):
         return fails(translate, [saved, *argv, "--output", tmp_path / "part"], capsys)
 
-    assert said("--input", tmp_path / "none*") == f"error: expected text files, found none at {tmp_path / 'none*'}"
-    assert f"expected text files, got the folder {tmp_path}" in said("--input", tmp_path)
-    assert "b.gz: expected a whole gzip file, got a damaged one" in said("--input", packed)
-    assert "--workers: expected a positive number, got 0" in said("--input", source, "--workers", 0)
-    assert "--workers: expected none with --runner" in said("--input", source, "--workers", 2, "--runner", "A")
-    assert "--runner: expected one of Beam's, with its options; Unexpected" in said("--input", source, "--runner", "A")
+    assert failure("--input", tmp_path / "none*") == f"error: expected text files, found none at {tmp_path / 'none*'}"
+    assert f"expected text files, got the folder {tmp_path}" in failure("--input", tmp_path)
+    assert "b.gz: expected a whole gzip file, got a damaged one" in failure("--input", packed)
+    assert "--workers: expected a positive number, got 0" in failure("--input", source, "--workers", 0)
+    assert "--workers: expected none with --runner" in failure("--input", source, "--workers", 2, "--runner", "A")
+    assert "--runner: expected one of Beam's, with its options; Unexpected" in failure(
+        "--input", source, "--runner", "A"
+    )
     assert "--: expected --runner before Beam's options" in fails(
         translate, [saved, "--input", source, "--output", tmp_path / "part", "--", "--a"], capsys
     )
-    assert "--n-best: expected --json" in said("--input", source, "--n-best", 2)
-    assert "--gzip: expected --input" in said("--gzip")
-    assert "--patience: cannot be combined with --input" in said("--input", source, "--patience", 2)
-    assert "--scores: cannot be combined with --json" in said("--json", "--scores")
+    assert "--n-best: expected --json" in failure("--input", source, "--n-best", 2)
+    assert "--gzip: expected --input" in failure("--gzip")
+    assert "--patience: cannot be combined with --input" in failure("--input", source, "--patience", 2)
+    assert "--scores: cannot be combined with --json" in failure("--json", "--scores")
     assert "expected --output PREFIX as well, and no other file" in fails(translate, [saved, "--input", source], capsys)
     assert not list(tmp_path.glob("part-*"))
 
@@ -273,7 +275,7 @@ def test_what_is_wrong_with_files(tmp_path, saved, capsys):
 
 
 @pytest.mark.program
-def test_a_full_disk_is_one_line(tmp_path, saved, loaded, capsys, monkeypatch):
+def test_a_full_disk_raises_one_line(tmp_path, saved, loaded, capsys, monkeypatch):
     monkeypatch.setattr(shards, "new_file", lambda path: contextlib.nullcontext("/dev/full"))
     argv = [saved, "--input", write(tmp_path, "a", LINES), "--output", tmp_path / "part"]
     line = f"error: [Errno 28] No space left on device: '{tmp_path}/part-00000-of-00001.txt'"
@@ -292,20 +294,20 @@ tree_parser = test_parsing.parser  # a fixture
 
 
 @pytest.mark.slow
-def test_a_parser_is_refused(tmp_path, tree_parser):
+def test_a_parser_is_rejected(tmp_path, tree_parser):
     tree_parser.save(tmp_path / "parser/1")
     with pytest.raises(tt.BadInput, match="parser/1: expected a translator's export, got a parser"):
         Model(tt.beam.TranslationSettings(str(tmp_path / "parser/1")))
 
 
 def workers_of(pid):
-    """The worker processes of a program."""
+    """Returns the worker processes of a program."""
     of = ["pgrep", "-P", str(pid), "-f", "spawn_main"]
     return [int(pid) for pid in subprocess.run(of, capture_output=True, text=True).stdout.split()]
 
 
 def running(pid):
-    """Whether a process runs; one that nobody has waited for does not."""
+    """Returns whether a process runs and is not a zombie."""
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout
     return bool(state) and not state.startswith("Z")
 
@@ -316,16 +318,16 @@ STOPPED = "\nstopped; start it again with the same options to resume\n"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "whom", "status", "said"),
+    ("number", "target", "status", "message"),
     [
         (signal.SIGKILL, "a worker", 3, KILLED),
-        (signal.SIGINT, "all", 130, STOPPED),  # as a terminal sends Ctrl-C
+        (signal.SIGINT, "all", 130, STOPPED),  # Ctrl-C
         (signal.SIGTERM, "the program", 143, ""),
         (signal.SIGKILL, "the program", -9, ""),
     ],
 )
-def test_a_killed_worker_or_program(tmp_path, saved, number, whom, status, said):
-    """It ends at once with one line, and its workers with it; started again it makes what is missing, and only that."""
+def test_a_killed_worker_or_program(tmp_path, saved, number, target, status, message):
+    """It ends at once with one line, and so do its workers. Started again it only writes the missing files."""
     source = write(tmp_path, "a", [b"The old woman opens the red door %d." % i for i in range(3_001)])
     argv = [sys.executable, "-m", "trainers.translate", str(saved), "--input", source]
     argv += ["--output", str(tmp_path / "part"), "--lines", "97", "--workers", "2"]
@@ -340,11 +342,11 @@ def test_a_killed_worker_or_program(tmp_path, saved, number, whom, status, said)
             assert process.poll() is None
         workers = workers_of(process.pid)
         assert len(workers) == 2
-        for pid in {"a worker": workers[1:], "all": [process.pid, *workers], "the program": [process.pid]}[whom]:
+        for pid in {"a worker": workers[1:], "all": [process.pid, *workers], "the program": [process.pid]}[target]:
             os.kill(pid, number)
         assert process.wait(20) == status
         errors = process.stderr.read()
-        assert errors.endswith(said) and "Traceback" not in errors
+        assert errors.endswith(message) and "Traceback" not in errors
     finally:
         process.kill()
     for _ in range(100):
@@ -369,8 +371,8 @@ def test_the_guides_python(tmp_path, saved, monkeypatch):
     rows = [{"id": i, "text": text} for i, text in enumerate(["Two doors.", "", "The dog sleeps."])]
     (tmp_path / "rows-1.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     names = pages.run_blocks("docs/guides/beam.md")
-    made = "".join(path.read_text() for path in tmp_path.glob("translated-*-of-*.jsonl")).splitlines()
-    found = {row["id"]: row for row in map(json.loads, made)}
+    lines = "".join(path.read_text() for path in tmp_path.glob("translated-*-of-*.jsonl")).splitlines()
+    translated = {row["id"]: row for row in map(json.loads, lines)}
     expected = tt.load(saved)([row["text"] for row in rows])
-    assert [found[i]["translation"] for i in range(3)] == expected
+    assert [translated[i]["translation"] for i in range(3)] == expected
     assert names["sentences"] == 3

@@ -33,9 +33,9 @@ def corpus():
 CLEAN = tt.Filters(duplicates=True, identical=True)
 
 
-@pytest.mark.parametrize(("filters", "cut", "shards"), [(tt.Filters(), 0, 7), (CLEAN, 0, 7), (CLEAN, 167, 8)])
+@pytest.mark.parametrize(("filters", "cut", "shards"), [(tt.Filters(), 0, 7), (CLEAN, 167, 8)])
 def test_a_pipeline_writes_what_the_loop_writes(corpus, tmp_path, monkeypatch, filters, cut, shards):
-    """Of one source, or of two joined."""
+    """With one source or two joined ones."""
     monkeypatch.setattr(preparation, "BUCKET_PAIRS", 150)
     pairs, tokenizer = corpus
     source = tt.sources.TextSource(*write_text(tmp_path, pairs[cut:]), skip_bad_lines=True)
@@ -50,11 +50,11 @@ def test_a_pipeline_writes_what_the_loop_writes(corpus, tmp_path, monkeypatch, f
         with beam.Pipeline(FnApiRunner()) as pipeline:
             _ = pipeline | tt.beam.Prepare(spread, parts, tokenizer)
         assert contents(spread.folder) == contents(loop.folder)
-    found = Records(spread.folder)
+    records = Records(spread.folder)
     lines = [line for _, _, line in rows(spread.folder)]
     left_out = {8, 121, 301} | {12} if filters.duplicates else set()
     assert lines == [line for line in range(1, PAIRS + 1) if line not in {63, 201} | left_out]
-    assert found.filtered == ({"duplicates": 3, "identical": 1} if left_out else {})
+    assert records.filtered == ({"duplicates": 3, "identical": 1} if left_out else {})
 
 
 PROGRAM = """
@@ -93,12 +93,12 @@ def of_two_shards(tmp_path_factory):
 
 
 def same_records(folder, expected):
-    """But for the log, and the lock, which names the process that held it last."""
-    files, others = (
-        {name: content for name, content in contents(each).items() if name not in ("log", ".lock")}
-        for each in (folder, expected)
+    """Compares all files except the log, and the lock, which names a process."""
+    files, expected_files = (
+        {name: content for name, content in contents(path).items() if name not in ("log", ".lock")}
+        for path in (folder, expected)
     )
-    assert files == others
+    assert files == expected_files
 
 
 @pytest.mark.slow
