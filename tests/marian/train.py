@@ -2,7 +2,8 @@
 
     pip install torch "transformers<6" && python tests/marian/train.py tests/marian/trained
 
-The one here is by transformers 5.24.0 and torch 2.13.0, of other sentences of the same grammar (seed 0). It translates to German, and copies a text after ">>eng<<".
+The one here is by transformers 5.24.0 and torch 2.13.0, of other sentences of the same grammar (seed 0). It translates
+to German, and copies a text after ">>eng<<".
 """
 
 import itertools

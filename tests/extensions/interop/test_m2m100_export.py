@@ -168,7 +168,12 @@ def test_the_client_chooses_languages(portable, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out == f"{forth['beam'][0]}\n"
 
 
+# The client of both formats translates for engines and the playground.
+with_onnx = pytest.mark.parametrize("portable", ["onnx"], indirect=True, scope="module")
+
+
 @pytest.mark.program
+@with_onnx
 def test_an_engine_chooses_languages(portable, translator):
     """By default the export's, or those of the engine or of a call."""
     forth, back = EXPECTED.values()
@@ -187,6 +192,7 @@ def test_an_engine_chooses_languages(portable, translator):
 
 
 @pytest.mark.program
+@with_onnx
 def test_the_playground_takes_the_languages_of_such_an_export(portable):
     pytest.importorskip("flask")
     from savedmodels.playground.model import ServedModel
@@ -206,8 +212,7 @@ def test_the_playground_takes_the_languages_of_such_an_export(portable):
     assert info[:2].tolist() == [b"de", b"en"] and info[2].startswith(b"af, am, ar, ")
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_an_export_needs_a_target_language(format, tmp_path, capsys):
-    argv = ["--pretrained", TRAINED, "--name", "many", "--base", tmp_path, "--format", format, "--no-check"]
+def test_an_export_needs_a_target_language(tmp_path, capsys):
+    argv = ["--pretrained", TRAINED, "--name", "many", "--base", tmp_path, "--format", "onnx", "--no-check"]
     line = "error: target_language: expected one of 100 languages, such as af, am, ar, ast, az; got none"
     assert fails(export, argv, capsys) == line and not list((tmp_path / "many").glob("[0-9]*"))

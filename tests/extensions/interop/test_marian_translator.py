@@ -33,16 +33,14 @@ SENTENCES, GERMAN = EXPECTED["sentences"], "Die Frauen singen nicht."
 
 @pytest.fixture(scope="module", params=["one vocabulary", "two"])
 def case(request, tmp_path_factory):
-    """A checkpoint, expected outputs, and a translator with the search of `transformers` and its best outputs."""
+    """A checkpoint, expected outputs, and a translator with the search of `transformers`."""
     folder, expected = MARIAN, EXPECTED
     if request.param == "two":
         folder, expected = tmp_path_factory.mktemp("separate"), EXPECTED | EXPECTED_OF_SEPARATE
         separate.split(folder)
     options = {"beam_size": 4, "length_penalty": 0.0, "patience": math.inf}
     translator = tt.Translator.from_pretrained(folder, **options)
-    best = [outputs[0] for outputs in translator.n_best(SENTENCES, 1)]
-    case = {"checkpoint": checkpoint_in(folder), "folder": folder, "expected": expected, "best": best}
-    return SimpleNamespace(translator=translator, **case)
+    return SimpleNamespace(checkpoint=checkpoint_in(folder), folder=folder, expected=expected, translator=translator)
 
 
 # test_matrix.py saves the one with one vocabulary. A page of the docs fine-tunes it.
@@ -78,26 +76,28 @@ def test_ids_and_texts_are_those_of_transformers(case, side):
         assert [text.decode() for text in tokenizer.detokenize(ids).numpy()] == case.expected[f"of_{side}"]
 
 
+@pytest.mark.parametrize("case", ["one vocabulary"], indirect=True, scope="module")
 def test_translations_and_log_probabilities_are_those_of_transformers(case):
-    assert [best.text for best in case.best] == case.expected["beam"] and all(best.finished for best in case.best)
-    np.testing.assert_allclose([best.log_prob for best in case.best], case.expected["log_probs"], atol=1e-4)
-    if case.checkpoint.shared:
-        assert case.translator.replace(beam_size=1)(SENTENCES) == EXPECTED["greedy"]
+    """test_marian_native.py compares the search with two vocabularies to CTranslate2's."""
+    best = [outputs[0] for outputs in case.translator.n_best(SENTENCES, 1)]
+    assert [output.text for output in best] == EXPECTED["beam"] and all(output.finished for output in best)
+    np.testing.assert_allclose([output.log_prob for output in best], EXPECTED["log_probs"], atol=1e-4)
+    assert case.translator.replace(beam_size=1)(SENTENCES) == EXPECTED["greedy"]
 
 
-def test_targets_have_the_scores_of_the_search(case):
+def test_targets_have_the_scores_of_transformers(case):
     """They are read with the target's SentencePiece model, which splits texts differently from the source's."""
-    ours, best = case.translator, case.best
-    same = [i for i, output in enumerate(best) if output.text in case.expected["of_target"]]
+    ours, texts, expected = case.translator, case.expected["beam"], case.expected["log_probs"]
+    same = [i for i, text in enumerate(texts) if text in case.expected["of_target"]]
     source, *_ = ours.source(SENTENCES)
-    target, *_ = ours.append_eos(ours.tokenizer.tokenize_target([output.text for output in best]))
+    target, *_ = ours.append_eos(ours.tokenizer.tokenize_target(texts))
     sums = np.where(array(target) > 0, array(ours.score_targets(source, target)), 0).sum(axis=1)
     assert len(same) >= 10
-    np.testing.assert_allclose(sums[same], [best[i].log_prob for i in same], atol=1e-4)
+    np.testing.assert_allclose(sums[same], [expected[i] for i in same], atol=1e-4)
 
 
 def test_attention_has_the_tokens_of_both_sides(case):
-    pair = case.translator.attention(SENTENCES[1], case.best[1].text)
+    pair = case.translator.attention(SENTENCES[1], case.expected["beam"][1])
     assert pair.source == [*pieces_of(SENTENCES[1]), "</s>"]
     engine = sentencepiece.SentencePieceProcessor(model_file=str(MARIAN / "target.spm"))
     assert engine.decode(pair.target[:-1]) == case.expected["beam"][1]
