@@ -94,15 +94,6 @@ def test_logits(translator):
     assert logits[..., :EOS_ID].max() < -15  # our padding and BOS
 
 
-@pytest.mark.program
-@pytest.mark.parametrize("source, target", DIRECTIONS)
-def test_greedy_and_beam_search(exact, source, target):
-    expected, spoken = EXPECTED[f"{source}-{target}"], languages(source, target)
-    assert [best.text for (best,) in exact.n_best(expected["sentences"], 1, **spoken)] == expected["beam"]
-    if source == "en":
-        assert exact.replace(beam_size=1)(expected["sentences"], **spoken) == expected["greedy"]
-
-
 def test_a_batch_of_several_languages(exact):
     """Each row has its languages. A row with an unknown one is empty and marked as truncated."""
     rows = [

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import sentencepiece
 from checkpoints import MARIAN
-from conftest import TEXTS, array
-from served import Served
+from conftest import array
 
 import tf_transformer as tt
 from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
@@ -28,7 +27,7 @@ pytest.importorskip("safetensors")
 separate = SimpleNamespace(**runpy.run_path(str(MARIAN.parent / "separate.py")))
 EXPECTED = json.loads((MARIAN / "answers.json").read_text(encoding="utf-8"))
 EXPECTED_OF_SEPARATE = json.loads((MARIAN.parent / "separate.json").read_text(encoding="utf-8"))
-SENTENCES, GERMAN = EXPECTED["sentences"], "Die Frauen singen nicht."
+SENTENCES = EXPECTED["sentences"]
 
 
 @pytest.fixture(scope="module", params=["one vocabulary", "two"])
@@ -43,7 +42,7 @@ def case(request, tmp_path_factory):
     return SimpleNamespace(checkpoint=checkpoint_in(folder), folder=folder, expected=expected, translator=translator)
 
 
-# test_matrix.py saves the one with one vocabulary. A page of the docs fine-tunes it.
+# A page of the docs fine-tunes the one with one vocabulary.
 with_two = pytest.mark.parametrize("case", ["two"], indirect=True, scope="module")
 
 
@@ -101,34 +100,6 @@ def test_attention_has_the_tokens_of_both_sides(case):
     assert pair.source == [*pieces_of(SENTENCES[1]), "</s>"]
     engine = sentencepiece.SentencePieceProcessor(model_file=str(MARIAN / "target.spm"))
     assert engine.decode(pair.target[:-1]) == case.expected["beam"][1]
-
-
-@pytest.mark.slow
-@with_two
-def test_export(case, tmp_path):
-    path, ours = tmp_path / "marian" / "1", case.translator
-    ours.save(path, max_length=64, source_language="en", target_language="de")
-    served = Served(path)
-    texts = [*SENTENCES, *(text for text in TEXTS if len(text) < 100)]  # longer outputs are cut
-    assert [text.decode() for text in served({"text": texts})["translation"]] == ours(texts)
-    pieces = [" ".join(pieces_of(sentence)).encode() for sentence in SENTENCES[:3]]
-    assert served({"text": SENTENCES[:3]}, "tokenize")["tokens"].tolist() == pieces
-    details = served({"text": SENTENCES[:3]}, "translate_details")
-    assert details["source_tokens"].tolist() == pieces
-    back = served({"tokens": details["tokens"][:, 0]}, "detokenize")["text"]
-    assert [text.decode() for text in back] == case.expected["beam"][:3]
-    scored = served({"source": ["The women do not sing."], "target": [GERMAN]}, "score")
-    assert scored["length"][0] == len(ours.tokenizer.tokenize_target([GERMAN])[0])
-    info = served({"key": ["vocab_size", "origin", "license", "max_length"]}, "model_info")["value"]
-    assert info.tolist() == [str(len(case.checkpoint.target.rows)).encode(), case.folder.name.encode(), b"", b"64"]
-    served.close()
-    again = tt.Translator.from_pretrained(path)
-    assert again(SENTENCES) == ours(SENTENCES) and again.tokenizer.fingerprint == ours.tokenizer.fingerprint
-    assert (again.beam_size, again.length_penalty, again.model.config) == (4, 0.0, ours.model.config)
-    metadata = {"origin": case.folder.name, "source_language": "en", "target_language": "de"}
-    assert again.export_options == metadata | {"n_best": 4, "max_beam_size": 16, "max_length": 64}
-    for weight, other in zip(again.model.weights, ours.model.weights, strict=True):
-        np.testing.assert_array_equal(array(weight), array(other), err_msg=weight.path)
 
 
 @pytest.mark.slow
