@@ -1,5 +1,5 @@
-"""Measures Table 1: time and memory of one layer of each type against the sequence length n and width d, and the
-exponents of their growth, next to the paper's formulas. Forward pass, one sequence, stock Keras except for attention."""
+"""Measures Table 1: time and memory of one layer of each type against sequence length n and width d, and the exponents
+of their growth, next to the paper's formulas. Forward pass, one sequence, stock Keras except for attention."""
 
 import functools
 import json
