@@ -120,7 +120,7 @@ def test_exports_keep_added_tokens_or_reject_them(family, with_names, tmp_path):
     assert [again.tokens(row) for row in ids] == [translator.tokenizer.tokens(row) for row in ids]
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_a_savedmodel_keeps_added_tokens(with_names, tmp_path):
     folder, _ = with_names("m2m100", CONFIG, False)
     translator = tt.Translator.from_pretrained(folder, beam_size=1, **languages("en", "de"))

@@ -150,7 +150,7 @@ def test_outputs_and_log_probabilities_agree(name, both_of, corpus, beam_size):
     assert len(lengths) > 0.9 * SENTENCES and len(set(lengths)) >= 4, lengths  # The models are worth comparing.
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_outputs_of_a_minimum_length_agree(both_of, corpus):
     """CTranslate2 does not count EOS, and renormalizes the probabilities without it, so the search is greedy."""
     both = both_of("sinusoidal")

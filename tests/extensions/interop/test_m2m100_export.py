@@ -137,7 +137,8 @@ def test_a_rest_client_reads_the_languages(saved, monkeypatch):
     assert 'id="target_language"' in page and 'const languages = ["source_language", "target_language"]' in page
 
 
-FORMATS = ("litert", "onnx")
+# Both formats have the same client, which translates for engines and the playground.
+FORMATS = (pytest.param("litert", marks=pytest.mark.slow), pytest.param("onnx", marks=pytest.mark.program))
 
 
 @pytest.fixture(scope="module", params=FORMATS)
@@ -150,7 +151,6 @@ def portable(request, translator, tmp_path_factory):
     return path
 
 
-@pytest.mark.program
 def test_the_client_chooses_languages(portable, tmp_path, capsys, monkeypatch):
     forth, back = EXPECTED.values()
     client, languages = opened(portable), {"source_language": "en", "target_language": "de"}
@@ -168,12 +168,6 @@ def test_the_client_chooses_languages(portable, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out == f"{forth['beam'][0]}\n"
 
 
-# The client of both formats translates for engines and the playground.
-with_onnx = pytest.mark.parametrize("portable", ["onnx"], indirect=True, scope="module")
-
-
-@pytest.mark.program
-@with_onnx
 def test_an_engine_chooses_languages(portable, translator):
     """By default the export's, or those of the engine or of a call."""
     forth, back = EXPECTED.values()
@@ -191,8 +185,6 @@ def test_an_engine_chooses_languages(portable, translator):
         engine("A", target_language="xx")
 
 
-@pytest.mark.program
-@with_onnx
 def test_the_playground_takes_the_languages_of_such_an_export(portable):
     pytest.importorskip("flask")
     from savedmodels.playground.model import ServedModel

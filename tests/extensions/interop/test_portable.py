@@ -133,7 +133,11 @@ class Unnamed(tt.Transformer):
         return [tt.layers.EncoderLayer(**self.layer_options()) for _ in range(self.config.num_layers)]
 
 
-@pytest.mark.program
+# test_matrix.py runs other models in LiteRT.
+SLOWER = [pytest.param("litert", marks=pytest.mark.slow), pytest.param("onnx", marks=pytest.mark.program)]
+
+
+@pytest.mark.parametrize("format", SLOWER, indirect=True, scope="module")
 def test_another_model(format, translator, tmp_path):
     """Another order, activation and depth. LiteRT: unnamed layers, greedy. ONNX: learned positions, rules."""
     texts, sizes = sentences(3), {"num_decoder_layers": 1, "norm_first": True, "activation": "gelu"}
