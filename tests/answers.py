@@ -11,16 +11,16 @@ import tf_transformer as tt
 from tf_transformer.inference.loading import trained
 
 
-def answers_of(model, texts):
+def outputs_of(model, texts):
     """By name, nested lists of texts and numbers."""
     attention = model.attention(texts[0])
     weights = convert_to_numpy(attention.scores.cross[-1]).tolist()
-    found = {"attention": [attention.source, attention.target, weights]}
+    outputs = {"attention": [attention.source, attention.target, weights]}
     if isinstance(model, tt.Parser):
         exact = model.replace(beam_size=3, patience=math.inf)
-        return found | {"best": model.n_best(texts), "exact": exact.n_best(texts), "symbols": model.symbols(texts)}
-    prefixes = [answer[0].text[:2].strip() for answer in model.n_best(texts)]
-    found |= {
+        return outputs | {"best": model.n_best(texts), "exact": exact.n_best(texts), "symbols": model.symbols(texts)}
+    prefixes = [output[0].text[:2].strip() for output in model.n_best(texts)]
+    outputs |= {
         "greedy": model.n_best(texts, beam_size=1),
         "best": model.n_best(texts, 3, beam_size=4),
         "lengths": model.n_best(texts, 2, min_length=5, max_length=7, length_penalty=1.5),
@@ -28,15 +28,15 @@ def answers_of(model, texts):
         "exact": model.replace(patience=math.inf, beam_size=3).n_best(texts, 2),
         "prefixes": model.n_best(texts, prefixes=prefixes),
         "samples": model.sample(texts, k=3, seed=2),
-        "aligned": [[*answer, answer.words] for answer in model.aligned(texts, beam_size=7)],
+        "aligned": [[*output, output.words] for output in model.aligned(texts, beam_size=7)],
         "document": model.document(["\r\n  ".join(texts[:7]), "Two {dogs}! The woman sees."], beam_size=4),
         "html": model.document("<p>The <b>old woman</b> sees <i>two <a>dogs</a></i>.</p>", "html", beam_size=7),
         "all": model.sample(texts, temperature=0.7, seed=3),
     }
     if model.languages:
         source, target = (code for code in model.languages if code[:2] in ("de", "en", "deu_Latn", "eng_Latn"))
-        found["languages"] = model.n_best(texts, source_language=source, target_language=target)
-    return found
+        outputs["languages"] = model.n_best(texts, source_language=source, target_language=target)
+    return outputs
 
 
 def close(mine, other):
@@ -50,4 +50,4 @@ def close(mine, other):
 
 if __name__ == "__main__":
     folder, file = sys.argv[1:]
-    print(json.dumps(answers_of(trained(folder), json.loads(Path(file).read_text()))))
+    print(json.dumps(outputs_of(trained(folder), json.loads(Path(file).read_text()))))

@@ -52,7 +52,7 @@ def main() -> None:
         result["pieces"].append([names[id] if names else tokenizer.convert_ids_to_tokens(id) for id in ids])
         length = batch["input_ids"].shape[1] - 1 - codes + question["extra"]
         with torch.inference_mode():
-            found = model.generate(
+            output = model.generate(
                 **batch,
                 **search,
                 num_beams=question["beams"],
@@ -67,12 +67,12 @@ def main() -> None:
                 output_scores=True,
             )
         if question["beams"] > 1:
-            log_prob = found.sequences_scores[0].item()
+            log_prob = output.sequences_scores[0].item()
         else:
-            chosen = zip(found.scores, found.sequences[0, 1:], strict=True)
+            chosen = zip(output.scores, output.sequences[0, 1:], strict=True)
             log_prob = sum(scores[0, id].item() for scores, id in chosen)
         result["log_probs"].append(log_prob)
-        result["texts"].append(tokenizer.decode(found.sequences[0], skip_special_tokens=True))
+        result["texts"].append(tokenizer.decode(output.sequences[0], skip_special_tokens=True))
     json.dump(result, sys.stdout)
 
 

@@ -25,8 +25,8 @@ def copied(source, folder, drop=(), tensors=None, **config):
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | config))
     if drop or tensors:
-        kept = tensors_of(folder) | (tensors or {})
-        save_file({name: kept[name] for name in kept if name not in drop}, folder / "model.safetensors")
+        changed = tensors_of(folder) | (tensors or {})
+        save_file({name: changed[name] for name in changed if name not in drop}, folder / "model.safetensors")
     return folder
 
 
@@ -43,7 +43,7 @@ def in_several_files(folder, dtype=None):
     from safetensors.numpy import save_file
 
     tensors = {name: tensor.astype(dtype or tensor.dtype) for name, tensor in tensors_of(folder).items()}
-    files = {name: f"model-0000{1 + number % 2}-of-00002.safetensors" for number, name in enumerate(tensors)}
+    files = {name: f"model-0000{1 + index % 2}-of-00002.safetensors" for index, name in enumerate(tensors)}
     for file in set(files.values()):
         save_file({name: tensor for name, tensor in tensors.items() if files[name] == file}, folder / file)
     index = {"metadata": {"total_size": 1}, "weight_map": files}
@@ -56,13 +56,13 @@ def in_h5(folder, leaf="weight"):
 
     with h5py.File(folder / "tf_model.h5", "w") as file:
         for name, value in tensors_of(folder).items():
-            *place, last = name.split(".")
+            *parents, last = name.split(".")
             if name == "final_logits_bias":
                 path = "final_logits_bias/final_logits_bias"
             elif name == "model.shared.weight":
                 path = f"model/model.shared/model.shared/{leaf}"
             else:
-                side, _, number, *rest = place[1:]
+                side, _, number, *rest = parents[1:]
                 norm = rest[-1].endswith("_norm")
                 last = {"weight": "gamma" if norm else "kernel", "bias": "beta" if norm else "bias"}[last]
                 value = value.T if last == "kernel" else value
@@ -119,6 +119,6 @@ def by_ctranslate2(model, folder, sentences, beam_size, languages=()):
         code, text = ("", sentence) if languages else sentence.split(" ", 1)
         rows.append([*first, *[code] * (code != ""), *source.encode(text, out_type=str)])
     options = {"beam_size": beam_size, "length_penalty": 0, "min_decoding_length": 0, "return_scores": True}
-    found = engine.translate_batch(rows, target_prefix=[begin] * len(rows), **options)
-    texts = [target.decode(result.hypotheses[0][len(begin) :]).replace(" \u2047 ", "") for result in found]
-    return texts, [result.scores[0] for result in found]  # the mark is SentencePiece's unknown token
+    results = engine.translate_batch(rows, target_prefix=[begin] * len(rows), **options)
+    texts = [target.decode(result.hypotheses[0][len(begin) :]).replace(" \u2047 ", "") for result in results]
+    return texts, [result.scores[0] for result in results]  # the mark is SentencePiece's unknown token

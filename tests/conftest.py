@@ -232,12 +232,12 @@ def weights_of(layer):
 
 def draw_weights(layer, seed=0):
     """Gives every weight random numbers, so that no bias is zero and no norm's gain is one. Returns the layer."""
-    random, drawn = np.random.default_rng(seed), []
+    random, values = np.random.default_rng(seed), []
     for weight in layer.weights:
         noise, name = random.standard_normal(weight.shape), weight.path.split("/")[-1]
         size = {"kernel": weight.shape[0] ** -0.5, "bias": 0.3, "gamma": 0.3, "beta": 0.3}
-        drawn.append((name == "gamma") + size.get(name, weight.shape[-1] ** -0.5) * noise)
-    layer.set_weights(drawn)
+        values.append((name == "gamma") + size.get(name, weight.shape[-1] ** -0.5) * noise)
+    layer.set_weights(values)
     return layer
 
 

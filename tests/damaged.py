@@ -54,7 +54,7 @@ def damaged(content, r, is_json):
     if is_json and r.random() < 0.5:
         with contextlib.suppress(ValueError):
             return hostile_value(json.loads(content), r)
-    place = r.randrange(len(content))
+    position = r.randrange(len(content))
     match r.choice(["flip", "cut", "insert", "swap", "fill"]):
         case "flip":
             flipped = bytearray(content)
@@ -62,10 +62,10 @@ def damaged(content, r, is_json):
                 flipped[r.randrange(len(content))] ^= 1 << r.randrange(8)
             return bytes(flipped)
         case "cut":
-            return content[:place]
+            return content[:position]
         case "insert":
-            more = r.choice([r.randbytes(r.randint(1, 9)), b"\xff" * 8, b"\0" * 64])
-            return content[:place] + more + content[place:]
+            inserted = r.choice([r.randbytes(r.randint(1, 9)), b"\xff" * 8, b"\0" * 64])
+            return content[:position] + inserted + content[position:]
         case "swap":
             size = min(r.choice([1, 8, 64, 512]), len(content) // 2)
             first = r.randrange(len(content) - 2 * size + 1)
@@ -74,25 +74,25 @@ def damaged(content, r, is_json):
             return content[:first] + content[second : second + size] + between + content[first : first + size] + end
         case _:
             size = r.choice([1, 4, 8, 100])
-            return content[:place] + r.choice([b"\0", b"\xff", b"\x7f", b"9"]) * size + content[place + size :]
+            return content[:position] + r.choice([b"\0", b"\xff", b"\x7f", b"9"]) * size + content[position + size :]
 
 
 def hostile_value(document, r):
     """Returns JSON with another value, or without one."""
-    places = []
+    slots = []
 
     def visit(value):
         for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            places.append((value, name))
+            slots.append((value, name))
             if isinstance(inner, dict | list) and inner:
                 visit(inner)
 
     visit(document)
-    place, name = r.choice(places)
+    container, name = r.choice(slots)
     if r.random() < 0.15:
-        del place[name]
+        del container[name]
     else:
-        place[name] = r.choice(HOSTILE)
+        container[name] = r.choice(HOSTILE)
     return json.dumps(document).encode()
 
 
@@ -129,14 +129,14 @@ def run(folder):
     """A run with two checkpoints, which is loaded and resumed."""
     corpus, _, _, tokenizer = text_of(folder)
     model, path = new_model(), folder / "run"
-    kept = Run(path)
+    stored = Run(path)
     recipe = tt.Recipe(steps=2, batch_tokens=512).to_dict()
     settings = {"kind": "translation", "model": CONFIG.to_dict(), "recipe": recipe, "corpus": corpus.describe()}
-    kept.begin(settings | {"start": {"origin": "x"}})
+    stored.begin(settings | {"start": {"origin": "x"}})
     tokenizer.save(path / "tokenizer.model")
     for step in (1, 2):
-        kept.history.append({"step": step, "loss": 1.0})
-        kept.save(model, step, target_tokens=7, seconds=1.0)
+        stored.history.append({"step": step, "loss": 1.0})
+        stored.save(model, step, target_tokens=7, seconds=1.0)
     metadata = {"steps": 2, "parameters": model.count_params(), "test_bleu": 1.0, "test_bleu_signature": "x"}
     (path / "metrics.json").write_text(json.dumps(metadata))
 
@@ -152,7 +152,7 @@ def run(folder):
     return read
 
 
-def run_of_a_stranger(folder):
+def run_with_matching_checksum(folder):
     """A run whose checksum of the weights is that of the damaged ones."""
     read, newest = run(folder), folder / "run/checkpoints/step-00000002"
 
@@ -190,8 +190,8 @@ def records(folder, unfinished=False):
         if unfinished:
             work.run(source.parts(29, work.folder), tokenizer)
         batches = Batches(Records(folder / "records").blocks(), 2048, 1)
-        for number in range(len(batches)):
-            assert batches[number].source.max() < 350
+        for index in range(len(batches)):
+            assert batches[index].source.max() < 350
 
     return read
 
@@ -237,8 +237,8 @@ def as_nllb(folder):
     """Removes vocab.json, so that the pieces have SentencePiece's numbers."""
     (folder / "vocab.json").unlink()
     (folder / "tokenizer_config.json").write_text('{"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}')
-    symbols = {"additional_special_tokens": ["eng_Latn", {"content": "deu_Latn"}]}
-    (folder / "special_tokens_map.json").write_text(json.dumps(symbols))
+    tokens = {"additional_special_tokens": ["eng_Latn", {"content": "deu_Latn"}]}
+    (folder / "special_tokens_map.json").write_text(json.dumps(tokens))
 
 
 def exported(checkpoint, **options):
@@ -250,8 +250,8 @@ def exported(checkpoint, **options):
 
         def read():
             tokenizer = load_tokenizer(folder / "tokenizer.model")
-            found = tokenizer.tokenize(SENTENCES)
-            tokenizer.detokenize(found), tokenizer.pieces(found)
+            ids = tokenizer.tokenize(SENTENCES)
+            tokenizer.detokenize(ids), tokenizer.pieces(ids)
 
         return read
 
@@ -288,7 +288,7 @@ marian, m2m100 = checkpoint("marian"), checkpoint("m2m100", **FORTH)
 STEP = "run/checkpoints/step-00000002"
 MADE = {  # by a name the maker, and the files that are damaged, one in each test
     "run": (run, f"run/config.json run/tokenizer.model {STEP}/state.json {STEP}/model.weights.h5 run/metrics.json"),
-    "stranger": (run_of_a_stranger, f"{STEP}/model.weights.h5"),
+    "checked run": (run_with_matching_checksum, f"{STEP}/model.weights.h5"),
     "ids": (ids, "ids/shard.json ids/target.npy ids/source_starts.npy"),
     "records": (records, "records/records.json records/shard-00001/target.npy records/tokenizer.model"),
     "preparation": (functools.partial(records, unfinished=True), "records/records.json records/shard-00001/shard.json"),
@@ -340,9 +340,9 @@ def main():
     warnings.simplefilter("ignore")
     make, pattern = KINDS[kind]
     read = make(folder)
-    found = [file for file in folder.glob(pattern) if file.name != "decoder.yml" or "decoder" in pattern]
-    assert len(found) == 1, found
-    file, whole = found[0], found[0].read_bytes()
+    files = [file for file in folder.glob(pattern) if file.name != "decoder.yml" or "decoder" in pattern]
+    assert len(files) == 1, files
+    file, whole = files[0], files[0].read_bytes()
     assert outcome(read) == "works", outcome(read)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))

@@ -57,12 +57,12 @@ def overlong(r: random.Random) -> bytes:
     return b"".join(bytes.fromhex(part) for part in r.choices(parts, k=r.randint(1, 12)))
 
 
-def normalisation(r: random.Random) -> bytes:
+def normalization(r: random.Random) -> bytes:
     text = "".join(r.choices(TRAPS, k=r.randint(1, 8)))
     return unicodedata.normalize(r.choice(["NFC", "NFD", "NFKC", "NFKD"]), text).encode()
 
 
-def control_symbols(r: random.Random) -> bytes:
+def control_tokens(r: random.Random) -> bytes:
     return "".join(r.choices([*CONTROLS, " ", "a"], k=r.randint(1, 8))).encode()
 
 
@@ -81,12 +81,12 @@ def very_long(r: random.Random) -> bytes:
     return text * r.choice([999, 30_000])
 
 
-KINDS = [random_bytes, all_planes, surrogates, overlong, normalisation, control_symbols, white_space, words, very_long]
+KINDS = [random_bytes, all_planes, surrogates, overlong, normalization, control_tokens, white_space, words, very_long]
 PORTS = [(name, ["text"]) for name in ("serving_default", "translate", "translate_details", "tokenize")]
 PORTS += [("detokenize", ["tokens"]), ("score", ["source", "target"]), ("model_info", ["key"])]
 
 
-class Alone:
+class PortableExport:
     """A LiteRT or ONNX export with the interface of a SavedModel. It needs only its engine, sentencepiece and NumPy."""
 
     def __init__(self, path: Path) -> None:
@@ -96,12 +96,12 @@ class Alone:
 
     def predict(self, inputs: dict, signature: str) -> dict:
         best = [self.translator.n_best(text, 1)[0] for text in inputs["text"]]
-        texts = np.array([one.text.encode("utf-8", "surrogatepass") for one in best], object)
-        return {"translation": texts, "score": np.array([one.score for one in best])}
+        texts = np.array([output.text.encode("utf-8", "surrogatepass") for output in best], object)
+        return {"translation": texts, "score": np.array([output.score for output in best])}
 
 
-def problems(answer: dict, rows: int):
-    for name, value in answer.items():
+def problems(response: dict, rows: int):
+    for name, value in response.items():
         if value.shape[:1] != (rows,):
             yield f"{name} has the shape {value.shape} for {rows} rows"
         if value.dtype.kind == "f" and not np.isfinite(value).all():
@@ -127,11 +127,11 @@ def options(r: random.Random, signature: str, rows: int) -> dict:
     return {name: value for name, value in values.items() if r.random() < 0.8}
 
 
-def same(found: dict, expected: dict) -> bool:
+def same(new: dict, old: dict) -> bool:
     """Returns whether outputs are the same, numbers up to rounding."""
     return all(
-        np.allclose(found[name], value, atol=1e-4) if value.dtype.kind == "f" else np.array_equal(found[name], value)
-        for name, value in expected.items()
+        np.allclose(new[name], value, atol=1e-4) if value.dtype.kind == "f" else np.array_equal(new[name], value)
+        for name, value in old.items()
     )
 
 
@@ -145,39 +145,39 @@ def main() -> None:
     args = parser.parse_args()
     is_alone = any((Path(args.path) / name).is_file() for name in ("model.tflite", "model.onnx"))
     ports = PORTS[:1] if is_alone else PORTS
-    servable, r = (Alone if is_alone else Servable)(Path(args.path)), random.Random(args.seed)
-    began, wrong, asked, kinds, answered = time.perf_counter(), 0, 0, collections.Counter(), []
+    servable, r = (PortableExport if is_alone else Servable)(Path(args.path)), random.Random(args.seed)
+    start, wrong, requested, kinds, responses = time.perf_counter(), 0, 0, collections.Counter(), []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for number in range(-(-args.count // args.batch)):
-        makers = r.choices(KINDS, k=min(args.batch, args.count - number * args.batch))
+    for index in range(-(-args.count // args.batch)):
+        makers = r.choices(KINDS, k=min(args.batch, args.count - index * args.batch))
         texts = [maker(r) for maker in makers]
         kinds.update(maker.__name__ for maker in makers)
         # Most batches go to serving_default, so that the others do not make it long.
-        signature, inputs = ports[0] if number % 4 else ports[number // 4 % len(ports)]
+        signature, inputs = ports[0] if index % 4 else ports[index // 4 % len(ports)]
         request = dict.fromkeys(inputs, texts) | options(r, signature, len(texts)), signature
         try:
-            answer = servable.predict(*request)
-            found = list(problems(answer, len(texts)))
-            answered.append((request, answer))
+            response = servable.predict(*request)
+            messages = list(problems(response, len(texts)))
+            responses.append((request, response))
         except RuntimeError as error:
-            found = [str(error).splitlines()[0]]
-        asked += len(texts)
-        for problem in found:
+            messages = [str(error).splitlines()[0]]
+        requested += len(texts)
+        for problem in messages:
             wrong += 1
-            print(f"batch {number}, {signature}: {problem}")
+            print(f"batch {index}, {signature}: {problem}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
     print(
-        f"{asked:,} strings in {time.perf_counter() - began:.0f} s, {wrong} problems; "
+        f"{requested:,} strings in {time.perf_counter() - start:.0f} s, {wrong} problems; "
         f"memory: {before / 1024:,.0f} MiB when loaded, {peak / 1024:,.0f} MiB at most"
     )
     if args.threads:
         with concurrent.futures.ThreadPoolExecutor(args.threads) as pool:
-            again = list(pool.map(lambda each: servable.predict(*each[0]), answered))
-        other = sum(not same(found, before) for found, (_, before) in zip(again, answered, strict=True))
-        print(f"{len(answered)} requests from {args.threads} threads: {other} answers other than before")
+            again = list(pool.map(lambda pair: servable.predict(*pair[0]), responses))
+        other = sum(not same(response, before) for response, (_, before) in zip(again, responses, strict=True))
+        print(f"{len(responses)} requests from {args.threads} threads: {other} answers other than before")
         wrong += other
-    sys.exit(1 if wrong or asked != args.count else 0)
+    sys.exit(1 if wrong or requested != args.count else 0)
 
 
 if __name__ == "__main__":

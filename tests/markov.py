@@ -36,23 +36,23 @@ def search(logits, max_length, steps=None, **options):
     if steps or not ON_TENSORFLOW:
         fixed = Fixed(int(np.max(options.get("beam_size", 4), initial=1)), max(longest, 1))
         logits = ops.pad(logits, ((0, 0), (0, max(0, 1 - logits.shape[1])), (0, 0), (0, 0)))
-    found = beam_search(problem_of(logits, max_length, fixed), **({"patience": math.inf} | options))
-    found = Hypotheses(*map(ops.convert_to_numpy, found))
-    return found._replace(ids=found.ids[:, :, :longest])
+    hypotheses = beam_search(problem_of(logits, max_length, fixed), **({"patience": math.inf} | options))
+    hypotheses = Hypotheses(*map(ops.convert_to_numpy, hypotheses))
+    return hypotheses._replace(ids=hypotheses.ids[:, :, :longest])
 
 
 def random_models(B, L, V, seed=0):
     return 1.5 * normal(B, L, V, V, seed=seed)
 
 
-def agree(found, b, expected):
+def agree(hypotheses, b, expected):
     """Checks that sentence b has exactly the expected outputs (score, log-probability, ids, finished), best first."""
-    found = [ops.convert_to_numpy(part)[b] for part in found]
-    first = [part[: len(expected)] for part in found]
-    for ids, score, log_prob, length, finished, wanted in zip(*first, expected, strict=True):
-        assert (ids[:length].tolist(), bool(finished)) == (wanted[2], wanted[3])
+    hypotheses = [ops.convert_to_numpy(part)[b] for part in hypotheses]
+    first = [part[: len(expected)] for part in hypotheses]
+    for ids, score, log_prob, length, finished, output in zip(*first, expected, strict=True):
+        assert (ids[:length].tolist(), bool(finished)) == (output[2], output[3])
         assert not ids[length:].any()
-        close([score, log_prob], wanted[:2])
-    ids, scores, log_probs, lengths, finished = (part[len(expected) :] for part in found)
+        close([score, log_prob], output[:2])
+    ids, scores, log_probs, lengths, finished = (part[len(expected) :] for part in hypotheses)
     assert np.all(scores == np.float32(NEG_INF)) and np.all(log_probs == np.float32(NEG_INF))
     assert not (ids.any() or lengths.any() or finished.any())

@@ -82,9 +82,9 @@ def m2m100_nllb(translator, folder):
         shutil.copy(source / name, folder)
     engine = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.bpe.model"))
     ids = json.loads((source / "vocab.json").read_text(encoding="utf-8"))
-    known = {code: len(ids) + index for index, code in enumerate(M2M100.split())}
+    by_code = {code: len(ids) + index for index, code in enumerate(M2M100.split())}
     rows = [0, 1, 2, 3, *(ids[engine.id_to_piece(id)] for id in range(3, engine.vocab_size()))]
-    rows += [known[{"eng_Latn": "en", "deu_Latn": "de"}.get(code, "zu")] for code in NLLB.split()]
+    rows += [by_code[{"eng_Latn": "en", "deu_Latn": "de"}.get(code, "zu")] for code in NLLB.split()]
     rows.append(3)  # the mask
     tensors = load_file(source / "model.safetensors")
     (table,) = (name for name in tensors if name.endswith("shared.weight"))
@@ -124,8 +124,8 @@ class ProgramFailed(Exception):
 
 def one_string(outputs):
     """Returns the texts of a signature that has one output of strings."""
-    (found,) = (value for value in outputs.values() if value.dtype in (tf.string, np.dtype(object)))
-    return [text.decode() for text in np.asarray(found).tolist()]
+    (texts,) = (value for value in outputs.values() if value.dtype in (tf.string, np.dtype(object)))
+    return [text.decode() for text in np.asarray(texts).tolist()]
 
 
 def saved_model_load(path, texts):
@@ -138,22 +138,22 @@ def saved_model_load(path, texts):
         assert one_string(loaded.signatures["parse"](text=text)) == outputs
         return outputs
     options = defaults_of(loaded)
-    found = {name: loaded.signatures[name](text=text, **options) for name in ("translate", "translate_details")}
-    assert one_string({"": found["translate"]["translations"][:, 0]}) == outputs
+    results = {name: loaded.signatures[name](text=text, **options) for name in ("translate", "translate_details")}
+    assert one_string({"": results["translate"]["translations"][:, 0]}) == outputs
     assert one_string({"": loaded.translate(text)["translations"][:, 0]}) == outputs
-    tokens = found["translate_details"]["tokens"][:, 0]
+    tokens = results["translate_details"]["tokens"][:, 0]
     assert one_string(loaded.signatures["detokenize"](tokens=tokens)) == outputs
     languages = {name: value for name, value in options.items() if name.endswith("_language")}
     scored = loaded.signatures["score"](source=text, target=tf.constant(outputs), **languages)
     assert np.isfinite(scored["log_prob"]).all()
     if "complete" in loaded.signatures:
         begin = ["Das", "", "Die", ""]
-        found["complete"] = loaded.signatures["complete"](text=text, prefix=tf.constant(begin), **options)
-        completed = one_string({"": found["complete"]["translations"][:, 0]})
+        results["complete"] = loaded.signatures["complete"](text=text, prefix=tf.constant(begin), **options)
+        completed = one_string({"": results["complete"]["translations"][:, 0]})
         assert [output[:3] for output in completed] == begin
         assert one_string({"": loaded.complete(text, tf.constant([""]))["translations"][:, 0]}) == outputs
     lengths = loaded.signatures["tokenize"](text=text)["length"]
-    assert (lengths.numpy() == found["translate"]["source_length"].numpy()).all()
+    assert (lengths.numpy() == results["translate"]["source_length"].numpy()).all()
     return outputs
 
 
@@ -200,8 +200,8 @@ def beam(path, texts):
     pytest.importorskip("apache_beam")
     from test_beam import run
 
-    found, _ = run(list(enumerate(texts)), tt.beam.Translate(path))
-    return [output.text for _, output in sorted(found, key=lambda pair: pair[0])]
+    outputs, _ = run(list(enumerate(texts)), tt.beam.Translate(path))
+    return [output.text for _, output in sorted(outputs, key=lambda pair: pair[0])]
 
 
 def program(name, argv):
@@ -211,7 +211,7 @@ def program(name, argv):
     main = importlib.import_module(f"{package}.{name}").main
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            run_program(lambda: main([str(each) for each in argv]))
+            run_program(lambda: main([str(argument) for argument in argv]))
         except SystemExit as end:
             out.flush()
             if end.code:
@@ -288,18 +288,18 @@ def rest(path, texts):
         return None
     server, client = app(model).test_client(), Client(name="name")
 
-    def ask(what, body=None):
-        where = f"/v1/models/name{what}"
-        output = server.post(where, data=json.dumps(body)) if body else server.get(where)
+    def ask(suffix, body=None):
+        url = f"/v1/models/name{suffix}"
+        output = server.post(url, data=json.dumps(body)) if body else server.get(url)
         assert output.status_code == 200, output.get_json()
         return output.get_json()
 
     client._ask = ask
-    found = client.predict(texts)
-    answers = [next(value for value in row.values() if isinstance(value, str)) for row in found]
+    rows = client.predict(texts)
+    outputs = [next(value for value in row.values() if isinstance(value, str)) for row in rows]
     lines = [line.split("\t") for line in translated(client, texts, client.options(), 0, 1)]
-    assert [line[2] for line in lines] == answers
-    return answers
+    assert [line[2] for line in lines] == outputs
+    return outputs
 
 
 def grpc(path, texts):
@@ -340,18 +340,18 @@ def ctranslate2(path, texts):
     names = [("tokenizer.model",) * 2, ("source.spm", "target.spm"), ("sentencepiece.bpe.model",) * 2]
     (pair,) = (pair for pair in names if (path / pair[0]).is_file())
     source, target = (sentencepiece.SentencePieceProcessor(model_file=str(path / name)) for name in pair)
-    first, begin = [], []
+    prefix, target_prefix = [], []
     if "bpe" in pair[0]:
         vocabulary = (path / "shared_vocabulary.json").read_text("utf-8")
-        first, begin = (["__en__"], ["__de__"]) if "__en__" in vocabulary else (["eng_Latn"], ["deu_Latn"])
+        prefix, target_prefix = (["__en__"], ["__de__"]) if "__en__" in vocabulary else (["eng_Latn"], ["deu_Latn"])
     outputs = []
     for text in texts:
         code, _, rest = text.partition(" ") if text.startswith(">>") else ("", "", text)
-        pieces = [*first, *[code] * bool(code), *source.encode(rest, out_type=str)]
+        pieces = [*prefix, *[code] * bool(code), *source.encode(rest, out_type=str)]
         options = {"beam_size": 1, "max_decoding_length": len(pieces) + LIMITS["extra_length"]}
-        (result,) = engine.translate_batch([pieces], target_prefix=[begin], min_decoding_length=0, **options)
-        text = target.decode(result.hypotheses[0][len(begin) :]).replace(" \u2047 ", "")  # the unknown token's text
-        outputs.append(text if rest.strip() else "")
+        (result,) = engine.translate_batch([pieces], target_prefix=[target_prefix], min_decoding_length=0, **options)
+        text = target.decode(result.hypotheses[0][len(target_prefix) :])
+        outputs.append(text.replace(" \u2047 ", "") if rest.strip() else "")  # without the unknown token's text
     return outputs
 
 

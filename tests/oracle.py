@@ -24,16 +24,16 @@ def part(weights, name):
 
 def softmax(logits):
     logits = np.asarray(logits, "float64")
-    highest = max(logits)
-    exponentials = [math.exp(logit - highest) for logit in logits]
+    maximum = max(logits)
+    exponentials = [math.exp(logit - maximum) for logit in logits]
     total = sum(exponentials)
     return [exponential / total for exponential in exponentials]
 
 
 def log_softmax(logits):
     logits = np.asarray(logits, "float64")
-    highest = max(logits)
-    log_total = highest + math.log(sum(math.exp(logit - highest) for logit in logits))
+    maximum = max(logits)
+    log_total = maximum + math.log(sum(math.exp(logit - maximum) for logit in logits))
     return [float(logit - log_total) for logit in logits]
 
 
@@ -152,14 +152,14 @@ def residual(x, function, weights, norm_first):
 
 def sublayers(x, weights, functions, activation, norm_first):
     """Attentions by their names, then feed-forward, each with its residual: x [T, d] -> [T, d], scores of each."""
-    found = []
+    all_scores = []
     for name, function in functions.items():
         x, scores = residual(x, function, part(weights, f"{name}_norm"), norm_first)
-        found.append(scores)
+        all_scores.append(scores)
     of_hidden = part(weights, "feed_forward")
     function = lambda x: (feed_forward(x, of_hidden, activation), None)  # noqa: E731
     x, _ = residual(x, function, part(weights, "feed_forward_norm"), norm_first)
-    return x, *found
+    return x, *all_scores
 
 
 def encoder_layer(x, weights, num_heads, mask=None, window=None, activation="relu", norm_first=False):
@@ -277,7 +277,7 @@ def markov(logits, start_id):
 
     The place matters, so that no two outputs go through the same numbers in another order and tie.
     """
-    log_probs = [[log_softmax(row) for row in of_place] for of_place in logits]
+    log_probs = [[log_softmax(row) for row in of_position] for of_position in logits]
     return lambda ids: log_probs[len(ids)][ids[-1] if ids else start_id]
 
 
@@ -298,14 +298,14 @@ def greedy(next_log_probs, end_id, max_length):
 
 def exhaustive_search(next_log_probs, tokens, end_id, max_length, alpha):
     """Every output of at most max_length tokens that ends: (score, log-probability, ids), best first."""
-    found = []
-    others = [token for token in range(tokens) if token != end_id]
+    outputs = []
+    inner_tokens = [token for token in range(tokens) if token != end_id]
     for length in range(1, max_length + 1):
-        for begin in itertools.product(others, repeat=length - 1):
-            ids = [*begin, end_id]
+        for prefix in itertools.product(inner_tokens, repeat=length - 1):
+            ids = [*prefix, end_id]
             log_prob = sum(next_log_probs(ids[:n])[ids[n]] for n in range(length))
-            found.append((log_prob / length_penalty(length, alpha), log_prob, ids))
-    return sorted(found, key=lambda output: -output[0])
+            outputs.append((log_prob / length_penalty(length, alpha), log_prob, ids))
+    return sorted(outputs, key=lambda output: -output[0])
 
 
 def beam_search(next_log_probs, end_id, max_length, beam_size, alpha, n_best=1, patience=math.inf):
@@ -316,7 +316,7 @@ def beam_search(next_log_probs, end_id, max_length, beam_size, alpha, n_best=1, 
     have finished; with one beam, at the first that is finished. Where nothing is finished, the alive ones are the
     result.
     """
-    alive, finished, ended = [(0.0, [])], [], 0
+    alive, finished, num_finished = [(0.0, [])], [], 0
     for length in range(1, max_length + 1):
         candidates = []
         for log_prob, ids in alive:
@@ -327,13 +327,13 @@ def beam_search(next_log_probs, end_id, max_length, beam_size, alpha, n_best=1, 
         for log_prob, ids in candidates[:beam_size]:
             if ids[-1] == end_id:
                 finished.append((log_prob / length_penalty(length, alpha), log_prob, ids, True))
-                ended += 1
+                num_finished += 1
         finished = sorted(finished, key=lambda output: -output[0])[:beam_size]
         alive = [(log_prob, ids) for log_prob, ids in candidates if ids[-1] != end_id][:beam_size]
-        if not alive or (beam_size == 1 and finished) or ended >= max(1, patience * beam_size):
+        if not alive or (beam_size == 1 and finished) or num_finished >= max(1, patience * beam_size):
             break
-        wanted = min(n_best, beam_size)
-        if len(finished) >= wanted and finished[wanted - 1][0] >= alive[0][0] / length_penalty(max_length, alpha):
+        n = min(n_best, beam_size)
+        if len(finished) >= n and finished[n - 1][0] >= alive[0][0] / length_penalty(max_length, alpha):
             break
     unfinished = [(log_prob / length_penalty(len(ids), alpha), log_prob, ids, False) for log_prob, ids in alive]
     return (finished or unfinished)[:n_best]

@@ -37,9 +37,9 @@ def run_blocks(path, quicker=None):
 SPAN, CALL = re.compile(r"`([^`]+)`"), re.compile(r"tf-transformer \w|python -m")
 # A shell that prints which of our programs it would start, with which words, and finds no program to start.
 DRY = r"""PATH=; exec 3>&1
-say() { { printf '%s\037' "$@"; printf '\036'; } >&3; }
-tf-transformer() { say tf-transformer "$@"; }; python() { say python "$@"; }; python3() { say python "$@"; }
-for other in . argospm curl docker git hf jupyter make node pip pytest sh tensorboard; do eval "$other() { :; }"; done
+record() { { printf '%s\037' "$@"; printf '\036'; } >&3; }
+tf-transformer() { record tf-transformer "$@"; }; python() { record python "$@"; }; python3() { record python "$@"; }
+for other in . curl docker git hf jupyter make node pip pytest sh tensorboard; do eval "$other() { :; }"; done
 """
 
 
@@ -49,7 +49,7 @@ def calls(script):
     script = re.sub(r"(?<=\s)< ?\w\S*", "< /dev/null", script)
     shell = subprocess.run([shutil.which("bash"), "-c", DRY + script], capture_output=True, encoding="utf-8")
     assert not shell.stderr, shell.stderr
-    return [said.split("\037")[:-1] for said in shell.stdout.split("\036")[:-1]]
+    return [words.split("\037")[:-1] for words in shell.stdout.split("\036")[:-1]]
 
 
 def commands(path):
@@ -61,8 +61,8 @@ def commands(path):
 def links(path):
     """Returns the links of a page to files of the repository: (path, anchor)."""
     text = FENCED.sub("", read(path))
-    found = re.findall(r"\]\(([^)\s:]+)\)", text) + re.findall(r'src="([^":]+)"', text)
-    return [tuple(link.partition("#")[::2]) for link in found]
+    targets = re.findall(r"\]\(([^)\s:]+)\)", text) + re.findall(r'src="([^":]+)"', text)
+    return [tuple(link.partition("#")[::2]) for link in targets]
 
 
 def anchors(path):

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 def run_python(program, *arguments, **environment):
     """Run a program in a fresh process, and return what it prints."""
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)],
         cwd=ROOT,
         env=os.environ | {"KERAS_BACKEND": keras.backend.backend()} | environment,
@@ -27,8 +27,8 @@ def run_python(program, *arguments, **environment):
         text=True,
         timeout=600,
     )
-    assert found.returncode == 0, found.stderr[-5000:]
-    return found.stdout
+    assert done.returncode == 0, done.stderr[-5000:]
+    return done.stdout
 
 
 def without_the_package(folder):
@@ -64,5 +64,5 @@ def checkpoint(run, step):
 def same_weights(*runs):
     """Their last checkpoints."""
     models = [tt.Translator.from_pretrained(run, average_last=1).model for run in runs]
-    for one, other in zip(*(model.get_weights() for model in models), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weights, other in zip(*(model.get_weights() for model in models), strict=True):
+        np.testing.assert_array_equal(weights, other)

@@ -60,7 +60,7 @@ class Case:
             return [random.integers(1, V, shape, dtype="int32") for shape in shapes]
         return [random.normal(size=shape).astype("float32") for shape in shapes]
 
-    def symbols(self):
+    def symbolic_inputs(self):
         """Returns a `keras.Input` for each input, of unknown batch and length."""
         dtype = "int32" if self.of_ids else "float32"
         return [keras.Input((None, *shape[2:]), dtype=dtype) for shape in self.input_shapes()]
@@ -73,7 +73,7 @@ class Case:
 
     def model(self, layer=None):
         """Returns the layer, by default `built`, as a functional model."""
-        inputs = self.symbols()
+        inputs = self.symbolic_inputs()
         return keras.Model(inputs, self.call(layer or self.built(), inputs))
 
     @functools.cache  # noqa: B019 (the list lives as long as the process)
@@ -171,9 +171,9 @@ def assert_cached_is_whole(model, source, target, compiled):
 
     step, cache = compiled(step), model.init_cache(memory, target.shape[1])
     for t in range(target.shape[1]):
-        found, cache, *scores = step(target[:, t : t + 1], cache, ops.array(t))
-        assert ops.dtype(found) == "float32"
-        assert_close(found[:, 0], logits[:, t])
+        step_logits, cache, *scores = step(target[:, t : t + 1], cache, ops.array(t))
+        assert ops.dtype(step_logits) == "float32"
+        assert_close(step_logits[:, 0], logits[:, t])
         for of_step, of_whole in zip(scores, attended, strict=True):
-            for one, other in zip(of_step, of_whole, strict=True):
-                assert_close(one[:, :, 0], other[:, :, t])
+            for step_weights, whole_weights in zip(of_step, of_whole, strict=True):
+                assert_close(step_weights[:, :, 0], whole_weights[:, :, t])

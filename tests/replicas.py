@@ -45,8 +45,9 @@ def train(devices=None, dtype="float32", **options):
         for name, value in options.items():
             setattr(model, name, value)
         data = for_replicas(batches(), strategy.num_replicas_in_sync)
-        found = model.fit(data.repeat(), steps_per_epoch=10, epochs=2, shuffle=False, verbose=0, validation_data=data)
-    return model, {name: [float(value) for value in values] for name, values in found.history.items()}
+        options = {"steps_per_epoch": 10, "epochs": 2, "shuffle": False, "verbose": 0, "validation_data": data}
+        history = model.fit(data.repeat(), **options).history
+    return model, {name: [float(value) for value in values] for name, values in history.items()}
 
 
 def batch(broken=False):
@@ -60,7 +61,7 @@ def batch(broken=False):
     return data.map(lambda x, y: (x, y, tf.pad(weights, [[0, tf.shape(y)[0] - len(weights)], [0, 0]])))
 
 
-def leave_out(optimizer, **options):
+def skip_update(optimizer, **options):
     """Returns a model after an update, one that it skips, and another. `options` are those of `compile`."""
     model = tt.Transformer(CONFIG)
     model.build()
@@ -74,8 +75,8 @@ def leave_out(optimizer, **options):
         two = batch().concatenate(batch(broken=True))
         of_one = model.evaluate(batch(), verbose=0, return_dict=True)
         assert model.evaluate(two, verbose=0, return_dict=True) == of_one and np.isfinite(of_one["perplexity"])
-    found = model.fit(batch(broken=True), verbose=0).history
-    assert (found["accuracy"], found["perplexity"], found["tokens"]) == ([0], [1], [0])  # of no token
+    history = model.fit(batch(broken=True), verbose=0).history
+    assert (history["accuracy"], history["perplexity"], history["tokens"]) == ([0], [1], [0])  # of no token
     assert model.not_finite.numpy() == 1 and np.isnan(model.gradient_norm.numpy())
     for variable, value in zip(variables, before, strict=True):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value, err_msg=variable.path)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from answers import answers_of, close
+from answers import close, outputs_of
 from matrix import FAMILIES
 from test_lazy import MISSING
 
@@ -38,15 +38,15 @@ pytestmark = [
 
 def run(backend, *command):
     """Run Python in a fresh process under a backend, on the CPU, where so little work is for one thread."""
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=Path(__file__).parents[1],
         env=os.environ | {"KERAS_BACKEND": backend, "PYTHONPATH": ".", **ONE_CPU},
         capture_output=True,
         text=True,
     )
-    assert found.returncode == 0, f"{found.stdout[-20_000:]}\n{found.stderr[-5000:]}"
-    return found.stdout
+    assert done.returncode == 0, f"{done.stdout[-20_000:]}\n{done.stderr[-5000:]}"
+    return done.stdout
 
 
 def test_suite(backend):
@@ -79,8 +79,8 @@ assert set(history["tokens"]) == {48 * 7 - 16 * 2}
 assert history["loss"][-1] < 0.7 * history["loss"][0]
 assert history["perplexity"][-1] < 0.5 * history["perplexity"][0]
 assert history["accuracy"][-1] > history["accuracy"][0]
-found = model.evaluate(data, verbose=0, return_dict=True)
-assert found["loss"] < history["loss"][0]
+result = model.evaluate(data, verbose=0, return_dict=True)
+assert result["loss"] < history["loss"][0]
 """
 
 
@@ -195,20 +195,20 @@ def saved(request, translator, tmp_path_factory):
     """A model's SavedModel, texts, and TensorFlow's answers to them."""
     folder = tmp_path_factory.mktemp(request.param)
     model = FAMILIES[request.param](translator, folder / "checkpoint")
-    words = ["the", "old", "woman", "red", "door", "sees", "two", "dogs", "here", "today"]
+    vocabulary = ["the", "old", "woman", "red", "door", "sees", "two", "dogs", "here", "today"]
     random = np.random.default_rng(7)
-    texts = ["Two", *(" ".join(random.choice(words, random.integers(1, 9))) for _ in range(47)), "", "  "]
+    texts = ["Two", *(" ".join(random.choice(vocabulary, random.integers(1, 9))) for _ in range(47)), "", "  "]
     if request.param.startswith("marian"):
         texts = [f">>deu<< {text}" if text.strip() else text for text in texts]
     model.save(folder / "1")
     (folder / "texts.json").write_text(json.dumps(texts))
-    return folder, answers_of(trained(folder / "1"), texts)
+    return folder, outputs_of(trained(folder / "1"), texts)
 
 
 def test_answers_are_those_of_tensorflow(backend, saved):
     """Of every family, with every option of a call: the same texts, and scores that differ by rounding."""
     folder, expected = saved
-    found = json.loads(run(backend, "tests/answers.py", folder / "1", folder / "texts.json").splitlines()[-1])
-    assert found.keys() == expected.keys()
-    for name, answers in json.loads(json.dumps(expected)).items():
-        assert close(found[name], answers), name
+    outputs = json.loads(run(backend, "tests/answers.py", folder / "1", folder / "texts.json").splitlines()[-1])
+    assert outputs.keys() == expected.keys()
+    for name, values in json.loads(json.dumps(expected)).items():
+        assert close(outputs[name], values), name

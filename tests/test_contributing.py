@@ -13,7 +13,7 @@ NAMED_TUPLES = {"_replace", "_fields", "_asdict", "_make"}
 
 def private_hooks():
     """Names with an underscore that the package uses or overrides and did not make, raw operations, private modules."""
-    used, own = set(), set(NAMED_TUPLES)
+    used, defined = set(), set(NAMED_TUPLES)
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute):
@@ -22,19 +22,19 @@ def private_hooks():
                 if node.attr.startswith("_") and not node.attr.startswith("__"):
                     used.add(node.attr)
                     if isinstance(node.ctx, ast.Store) and getattr(node.value, "id", "") == "self":
-                        own.add(node.attr)
+                        defined.add(node.attr)
             elif isinstance(node, ast.FunctionDef | ast.ClassDef):
                 overrides = node.name.startswith("_") and not node.name.startswith("__")
                 overrides &= any(hasattr(base, node.name) for base in BASES)
-                (used if overrides else own).add(node.name)
+                (used if overrides else defined).add(node.name)
             elif isinstance(node, ast.AnnAssign):
-                own.add(getattr(node.target, "id", ""))
+                defined.add(getattr(node.target, "id", ""))
             elif isinstance(node, ast.Assign):
-                own |= {getattr(target, "id", "") for target in node.targets}
+                defined |= {getattr(target, "id", "") for target in node.targets}
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 modules = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
                 used |= {name for name in modules if re.match(r"keras\.src|tensorflow\.python|tensorflow_text\.", name)}
-    return used - own
+    return used - defined
 
 
 def test_the_private_hooks_are_listed():

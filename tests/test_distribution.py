@@ -56,10 +56,10 @@ def cluster(workers=2, chief=False):
 
 
 def same(path, one_device, tolerance=1e-5):
-    found = np.load(path)
-    assert set(found) == set(one_device)
-    for name in found:
-        np.testing.assert_allclose(found[name], one_device[name], rtol=tolerance, atol=tolerance, err_msg=name)
+    arrays = np.load(path)
+    assert set(arrays) == set(one_device)
+    for name in arrays:
+        np.testing.assert_allclose(arrays[name], one_device[name], rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 @pytest.mark.program
@@ -123,7 +123,7 @@ def test_a_step_is_that_of_keras(one_device, monkeypatch):
     ],
 )
 def test_an_update_that_is_not_finite_can_be_left_out(kind, jit_compile):
-    model = replicas.leave_out(kind, jit_compile=jit_compile)
+    model = replicas.skip_update(kind, jit_compile=jit_compile)
     model.skip_not_finite = False
     model.make_train_function(force=True)
     model.fit(replicas.batch(broken=True), verbose=0)
@@ -139,7 +139,7 @@ import keras, replicas, tf_transformer as tt
 strategy = tt.distribution.strategy("cpu:2")
 for kind in (tt.Adam, keras.optimizers.SGD, keras.optimizers.Adam):
     with strategy.scope():
-        replicas.leave_out(kind)
+        replicas.skip_update(kind)
 """
     run_python(program, PYTHONPATH=os.pathsep.join([str(HERE), str(HERE.parent)]))
 
@@ -156,8 +156,9 @@ for width in (64, 63):
     keras.utils.set_random_seed(3)
     with strategy.scope():
         layer = Dropout(0.5)
-    drawn = [tf.function(lambda: strategy.run(lambda: layer(tf.ones((32, width)), training=True)))() for _ in range(2)]
-    kept = numpy.stack([part for each in drawn for part in strategy.experimental_local_results(each)]) > 0
+    x = tf.ones((32, width))
+    outputs = [tf.function(lambda: strategy.run(lambda: layer(x, training=True)))() for _ in range(2)]
+    kept = numpy.stack([part for output in outputs for part in strategy.experimental_local_results(output)]) > 0
     same = [(kept[i] == kept[j]).mean() for i in range(4) for j in range(i)]
     assert all(abs(share - 0.5) < 5 * (0.25 / kept[0].size) ** 0.5 for share in same), same
     states = strategy.experimental_local_results(layer.seed_generator.state.value)
@@ -169,10 +170,10 @@ for width in (64, 63):
 def test_no_variable_is_int32(trained):
     """TensorFlow has none on a GPU, and a function that XLA compiles for one may not touch the CPU's."""
     model, _ = trained
-    own = [value for value in vars(model).values() if isinstance(value, tf.Variable)]
-    everything = [*model.variables, *model.optimizer.variables, *model.metrics_variables, *own]
-    assert model.not_finite in own
-    assert [variable.name for variable in everything if variable.dtype == "int32"] == []
+    attributes = [value for value in vars(model).values() if isinstance(value, tf.Variable)]
+    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables, *attributes]
+    assert model.not_finite in attributes
+    assert [variable.name for variable in variables if variable.dtype == "int32"] == []
 
 
 @pytest.mark.program
@@ -189,13 +190,13 @@ def test_an_overflow_in_float16_halves_the_scale_and_updates_nothing():
     model.fit(data, verbose=0)
     assert model.optimizer.dynamic_scale == 2.0**119
     assert model.not_finite.numpy() == 0 and int(model.optimizer.iterations) == 1
-    for found, expected in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for weight, expected in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, expected)
     model.optimizer.dynamic_scale.assign(2.0**10)
     model.fit(data, verbose=0)
     assert int(model.optimizer.iterations) == 2
     assert "int32" not in {variable.dtype for variable in model.optimizer.variables}
-    assert any(np.any(found != expected) for found, expected in zip(model.get_weights(), before, strict=True))
+    assert any(np.any(weight != expected) for weight, expected in zip(model.get_weights(), before, strict=True))
 
 
 def test_devices_that_there_are_not():
@@ -229,9 +230,9 @@ NO_CLUSTERS = {
 @pytest.mark.parametrize("text", NO_CLUSTERS)
 def test_a_cluster_of_another_kind_is_refused(monkeypatch, text):
     monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(tt.BadInput, match=f"^TF_CONFIG: .*{NO_CLUSTERS[text]}") as refused:
+    with pytest.raises(tt.BadInput, match=f"^TF_CONFIG: .*{NO_CLUSTERS[text]}") as error:
         distribution.strategy()
-    assert len(str(refused.value)) < 300
+    assert len(str(error.value)) < 300
 
 
 def test_a_cluster_of_one_machine_trains_alone(monkeypatch):
@@ -286,7 +287,7 @@ def test_workers_of_which_one_dies_stop_and_go_on_together(tmp_path):
         command = [sys.executable, "-m", "trainers.translation", *argv, "--steps", str(steps)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         environments = [os.environ | {"TF_CONFIG": config} for config in cluster()]
-        return [subprocess.Popen(command, cwd=HERE.parent, env=each, **pipes) for each in environments]
+        return [subprocess.Popen(command, cwd=HERE.parent, env=environment, **pipes) for environment in environments]
 
     chief, other = workers = launch(3000)
     try:

@@ -45,7 +45,7 @@ def test_no_table_is_cut_in_two(path):
         assert len(rows) > 2 and re.fullmatch(r"[|\s:-]+", rows[1]), f"{path}: {rows[0]}"
 
 
-class Understood(BaseException):
+class OptionsParsed(BaseException):
     """For a program, once it has read its options."""
 
 
@@ -57,8 +57,8 @@ def run_command(words, monkeypatch):
         name = f"{'tf_transformer.extensions.conformance' if name == 'check' else 'trainers'}.{name}"
     else:
         name, *argv = words[2:] if words[1] == "-m" else words[1:]
-    known = ("venv", "http.server", "my_pipeline.py")  # not ours
-    if name in known or name.endswith("..."):  # several of ours
+    elsewhere = ("venv", "http.server", "my_pipeline.py")  # not ours
+    if name in elsewhere or name.endswith("..."):  # several of ours
         return
     program = Path(name.removesuffix(".py").replace(".", "/"))
     program = (program / "__main__" if (ROOT / program).is_dir() else program).with_suffix(".py")
@@ -77,28 +77,28 @@ def run_command(words, monkeypatch):
 def test_programs_know_the_options_that_pages_give_them(path, monkeypatch):
     """A program accepts the whole commands, and has the options of parts of commands."""
 
-    def understand(parser, argv=None, namespace=None, parse=None):
+    def parse_only(parser, argv=None, namespace=None, parse=None):
         argv = sys.argv[1:] if argv is None else argv
         if "..." not in argv:
             parse(parser, argv, namespace)
         assert {word.partition("=")[0] for word in argv if word[:2] == "--"} <= set(parser.format_help().split())
-        raise Understood
+        raise OptionsParsed
 
     def error(parser, message):
         raise AssertionError(message)
 
     for name in ("parse_args", "parse_intermixed_args"):
         parse = getattr(argparse.ArgumentParser, name)
-        monkeypatch.setattr(argparse.ArgumentParser, name, functools.partialmethod(understand, parse=parse))
+        monkeypatch.setattr(argparse.ArgumentParser, name, functools.partialmethod(parse_only, parse=parse))
     monkeypatch.setattr(argparse.ArgumentParser, "error", error)
     for words in pages.commands(path):
         try:
-            with contextlib.suppress(Understood):
+            with contextlib.suppress(OptionsParsed):
                 run_command(words, monkeypatch)
-        except AssertionError as found:
-            raise AssertionError(f"{path}: {' '.join(words)}: {found}") from found
-        except ModuleNotFoundError as found:
-            assert found.name in ("grpc", "requests", "tensorflow_serving", "torch"), found  # of an extra
+        except AssertionError as failure:
+            raise AssertionError(f"{path}: {' '.join(words)}: {failure}") from failure
+        except ModuleNotFoundError as failure:
+            assert failure.name in ("grpc", "requests", "tensorflow_serving", "torch"), failure  # of an extra
 
 
 @pytest.fixture
@@ -249,16 +249,16 @@ def defines(tree, name):
 
 def test_the_paper_table_points_at_what_exists():
     table = pages.read("docs/explanation/paper.md").split("## Where the paper")[0]
-    places = re.findall(r"\[`([\w.]+)`\]\(../../tf_transformer/([\w/]+\.py)\)", table)
-    assert len(places) == table.count("(../../tf_transformer/")
-    for name, path in places:
+    entries = re.findall(r"\[`([\w.]+)`\]\(../../tf_transformer/([\w/]+\.py)\)", table)
+    assert len(entries) == table.count("(../../tf_transformer/")
+    for name, path in entries:
         tree = ast.parse((ROOT / "tf_transformer" / path).read_text(encoding="utf-8"))
         assert defines(tree, name), f"{path} has no {name}"
     for name in re.findall(r"`(test_\w+\.py)`", table):
         assert list((ROOT / "tests").rglob(name)), name
     sections = re.findall(r"^\| ([\d.]+) \|", table, re.MULTILINE)
-    wanted = ["3.1", "3.2.1", "3.2.2", "3.2.3", "3.3", "3.4", "3.5", "5.1", "5.2", "5.3", "5.4", "6.1"]
-    assert set(wanted) <= set(sections)
+    expected = ["3.1", "3.2.1", "3.2.2", "3.2.3", "3.3", "3.4", "3.5", "5.1", "5.2", "5.3", "5.4", "6.1"]
+    assert set(expected) <= set(sections)
 
 
 def test_what_works_with_keras_is_tested():
@@ -274,19 +274,19 @@ def test_the_reference_has_every_public_name():
     text = "\n".join(pages.read(path) for path in pages.PATHS if path.match("docs/reference/api/*.md"))
     entries = re.findall(r"^::: ([\w.]+)", text, re.MULTILINE)
     for name in set(tt.__all__) - {"__version__", "PRESETS", "layers"}:
-        found = getattr(tt, name)
-        if inspect.ismodule(found):
-            assert any(f"{entry}.".startswith(f"{found.__name__}.") for entry in entries), name
+        value = getattr(tt, name)
+        if inspect.ismodule(value):
+            assert any(f"{entry}.".startswith(f"{value.__name__}.") for entry in entries), name
         else:
-            home = getattr(found, "__module__", "tf_transformer.training.recipe")
+            home = getattr(value, "__module__", "tf_transformer.training.recipe")
             assert {home, f"{home}.{name}"} & set(entries), name
 
 
 def test_the_programs_are_the_folders():
     page = pages.read("docs/reference/programs.md")
     assert re.findall(r"^\| `tf-transformer (\w+)`", page, re.MULTILINE) == [*PROGRAMS]
-    there = {path.stem for path in (ROOT / "savedmodels").glob("*.py") if "run_program(main)" in path.read_text()}
-    assert there <= set(re.findall(r"`python -m savedmodels\.(\w+)`", page))
+    programs = {path.stem for path in (ROOT / "savedmodels").glob("*.py") if "run_program(main)" in path.read_text()}
+    assert programs <= set(re.findall(r"`python -m savedmodels\.(\w+)`", page))
     for module in re.findall(r"`python -m ([\w.]+\w)`", page):
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module

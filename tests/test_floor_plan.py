@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "tf_transformer"
 CORE = ("config", "masks", "distribution", "registry")  # files that every subpackage may import, as well as utils
-ROOMS = {  # a subpackage, and those that it may import
+SUBPACKAGES = {  # a subpackage, and those that it may import
     "utils": (),
     "layers": (),
     "tokenizers": (),
@@ -62,52 +62,52 @@ def imports(tree, inside_functions=True):
             yield from (alias.name for alias in node.names)
 
 
-def room_of(module):
+def subpackage_of(module):
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] == "extensions" and len(parts) > 1 else parts[0]
 
 
 def test_a_subpackage_imports_those_of_its_row():
     """So no core subpackage imports an extension, and no extension another one."""
-    used = {room: set() for room in ROOMS}
+    used = {subpackage: set() for subpackage in SUBPACKAGES}
     for name, tree in modules():
-        room = room_of(name)
+        subpackage = subpackage_of(name)
         if not name or name == "extensions":  # the package itself, which knows all names
             continue
-        assert room in ROOMS or name in CORE, f"{name} is in no subpackage"
+        assert subpackage in SUBPACKAGES or name in CORE, f"{name} is in no subpackage"
         for imported in package_imports(tree):
-            other = room_of(imported)
+            other = subpackage_of(imported)
             if name in CORE:
                 assert other in ("utils", *CORE), f"{name} imports {imported}"
-            elif other not in (room, "utils", *CORE):
-                assert other in ROOMS[room], f"{name} imports {imported}"
-                used[room].add(other)
-    for room, others in ROOMS.items():
-        assert set(others) <= used[room], f"{room} does not import {set(others) - used[room]}"
+            elif other not in (subpackage, "utils", *CORE):
+                assert other in SUBPACKAGES[subpackage], f"{name} imports {imported}"
+                used[subpackage].add(other)
+    for subpackage, others in SUBPACKAGES.items():
+        assert set(others) <= used[subpackage], f"{subpackage} does not import {set(others) - used[subpackage]}"
 
 
-def left_of(imported):
+def cycles_in(imported):
     """What is left when all that imports only what has gone goes, again and again: circles, and what imports them."""
-    left = dict(imported)
-    while free := [name for name, others in left.items() if not set(others) & set(left)]:
-        for name in free:
-            del left[name]
-    return left
+    remaining = dict(imported)
+    while removable := [name for name, others in remaining.items() if not set(others) & set(remaining)]:
+        for name in removable:
+            del remaining[name]
+    return remaining
 
 
 def test_neither_rooms_nor_files_form_a_circle():
     files = {name: package_imports(tree) - {name} for name, tree in modules() if name}
-    assert not left_of(ROOMS) and not left_of(files)
+    assert not cycles_in(SUBPACKAGES) and not cycles_in(files)
 
 
 def test_what_needs_no_tensorflow_imports_none():
     """Nor what imports it."""
     for name, tree in modules():
         if name not in ON_TENSORFLOW:
-            found = [module for module in imports(tree, inside_functions=False) if module.startswith("tensorflow")]
-            ours = package_imports(tree, inside_functions=False) - {""}
-            found += [module for module in ours if module in ON_TENSORFLOW]
-            assert not found, f"{name} imports {found}"
+            forbidden = [module for module in imports(tree, inside_functions=False) if module.startswith("tensorflow")]
+            modules_of_package = package_imports(tree, inside_functions=False) - {""}
+            forbidden += [module for module in modules_of_package if module in ON_TENSORFLOW]
+            assert not forbidden, f"{name} imports {forbidden}"
 
 
 def test_a_missing_apache_beam_is_one_line(monkeypatch):

@@ -64,30 +64,30 @@ for path in (folder, *checkpoints):
     translator = tt.load(path)
     assert type(translator) is tt.Translator and len(translator.model.weights) > 9, path
     assert (translator.export_options == {}) == (path == folder), translator.export_options
-    spoken = dict(source_language="en", target_language="de") if translator.languages else {}
-    assert any(translator.tokenizer.with_languages(**spoken).encode(texts))
-    line = line_of(translator, texts, **spoken)
+    languages = dict(source_language="en", target_language="de") if translator.languages else {}
+    assert any(translator.tokenizer.with_languages(**languages).encode(texts))
+    line = line_of(translator, texts, **languages)
     assert line == "translating needs tensorflow: pip install tensorflow (No module named 'tensorflow')", line
 assert line_of(translator.save, folder / "saved/1").startswith("a SavedModel needs tensorflow: ")
 assert line_of(translator.tokenizer.with_languages, "xx").startswith("source_language: expected one of ")
 assert not {"tensorflow", "tensorflow_text"} & set(sys.modules)
 """
-ANSWERS = r"""
+OUTPUTS = r"""
 import json
 texts = ["The old woman opens the red door.", b"two\xffdoors", "", "The dog sleeps. " * 99]
 
-def answers_of(path, **languages):
+def outputs_of(path, **languages):
     translator = tt.load(path, beam_size=2, extra_length=3, max_source_length=11)
-    begun = translator.n_best(texts[:2], 2, prefixes=["", "a"], **languages)
+    completed = translator.n_best(texts[:2], 2, prefixes=["", "a"], **languages)
     replies = translator.replies(texts, 2, length_penalty=0.9, **languages)
-    drawn = translator.sample(texts, 1.3, k=7, seed=5, **languages)
-    return translator, json.loads(json.dumps([begun, [reply[1:] for reply in replies], drawn]))
+    samples = translator.sample(texts, 1.3, k=7, seed=5, **languages)
+    return translator, json.loads(json.dumps([completed, [reply[1:] for reply in replies], samples]))
 """
 WITHOUT_TEXT = """
 import warnings
 warnings.simplefilter("ignore")
-translator, answers = answers_of(sys.argv[2])
-print(json.dumps([answers, answers_of(sys.argv[3], source_language="en", target_language="de")[1]]))
+translator, outputs = outputs_of(sys.argv[2])
+print(json.dumps([outputs, outputs_of(sys.argv[3], source_language="en", target_language="de")[1]]))
 line = line_of(translator.save, sys.argv[4] + "/saved/1")
 assert line.startswith("text: expected tensorflow-text 2.") and line.endswith("No module named 'tensorflow_text'"), line
 translator.replace(max_source_length=7).save(sys.argv[4] + "/litert", format="litert", max_length=9)
@@ -133,24 +133,24 @@ def test_models_load_without_tensorflow(tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:more tokens than the model reads")
 def test_texts_are_translated_without_tensorflow_text(tmp_path):
-    found = run_without("tensorflow_text", ANSWERS + WITHOUT_TEXT, MARIAN, M2M100, tmp_path)
+    printed = run_without("tensorflow_text", OUTPUTS + WITHOUT_TEXT, MARIAN, M2M100, tmp_path)
     names = {"tt": tt}
-    exec(ANSWERS, names)
-    expected = [names["answers_of"](MARIAN), names["answers_of"](M2M100, source_language="en", target_language="de")]
-    assert json.loads(found) == [answers for _, answers in expected]
+    exec(OUTPUTS, names)
+    expected = [names["outputs_of"](MARIAN), names["outputs_of"](M2M100, source_language="en", target_language="de")]
+    assert json.loads(printed) == [outputs for _, outputs in expected]
     assert {path.name for path in tmp_path.iterdir()} == {"litert"}
     if importlib.util.find_spec("ai_edge_litert"):
         assert tt.load(tmp_path / "litert")("Two doors.")
 
 
 def test_a_module_loads_when_it_is_used(tmp_path, monkeypatch):
-    (tmp_path / "some_package.py").write_text("made = []\n")
+    (tmp_path / "some_package.py").write_text("values = []\n")
     monkeypatch.syspath_prepend(tmp_path)
-    found = lazily("some_package", "a test")
-    assert isinstance(found, ModuleType) and "some_package" not in sys.modules
-    assert found.made is sys.modules["some_package"].made
+    module = lazily("some_package", "a test")
+    assert isinstance(module, ModuleType) and "some_package" not in sys.modules
+    assert module.values is sys.modules["some_package"].values
     with pytest.raises(AttributeError, match="some_package"):
-        _ = found.nothing
+        _ = module.nothing
     del sys.modules["some_package"]
 
 
@@ -164,6 +164,6 @@ def test_a_missing_package_is_one_line(tmp_path, monkeypatch):
 
 
 def test_a_value_is_made_once():
-    made = []
-    value = Once(lambda: made.append(7) or list(made))
-    assert not made and value() is value() and made == [7]
+    calls = []
+    value = Once(lambda: calls.append(7) or list(calls))
+    assert not calls and value() is value() and calls == [7]

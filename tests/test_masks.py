@@ -38,8 +38,8 @@ def test_a_padding_mask_is_the_same_for_every_query():
 @pytest.mark.parametrize("second", [None, False, True])
 def test_both_allows_what_neither_forbids(first, second):
     masks = [None if allowed is None else np.full((1, 2, 3), allowed) for allowed in (first, second)]
-    found = intersect(*masks)
+    mask = intersect(*masks)
     if first is None and second is None:
-        assert found is None
+        assert mask is None
     else:
-        assert np.all(array(found) == (first is not False and second is not False))
+        assert np.all(array(mask) == (first is not False and second is not False))

@@ -123,11 +123,11 @@ def test_cell(family, format, dtype, door, saved_in, whole_checks):
             assert outputs == row.expected()
             assert [bool(output) for output in outputs] == [bool(text.strip()) for text in texts]
         return
-    with pytest.raises(Exception) as refusal:
+    with pytest.raises(Exception) as error:
         door.outputs(row.path, texts)
     if door.ours:
-        assert isinstance(refusal.value, tt.BadInput | OSError | ProgramFailed), refusal.value
-        message = str(refusal.value)
+        assert isinstance(error.value, tt.BadInput | OSError | ProgramFailed), error.value
+        message = str(error.value)
         assert "\n" not in message and str(row.path) in message and "expected" in message, message
 
 

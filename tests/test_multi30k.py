@@ -42,8 +42,8 @@ def staged(pairs, folders=(), **methods):
 
 def rows(batches, end, begin=0):
     """(source, target_in, target_out) of every row of some batches, as tuples without padding."""
-    found = (row for number in range(begin, end) for row in zip(*batches[number][:3], strict=True))
-    return [tuple(tuple(ids[ids != 0].tolist()) for ids in row) for row in found]
+    result = (row for index in range(begin, end) for row in zip(*batches[index][:3], strict=True))
+    return [tuple(tuple(ids[ids != 0].tolist()) for ids in row) for row in result]
 
 
 def by_steps(pairs, tokenizer, folders=(), **methods):
@@ -56,13 +56,13 @@ def test_the_first_steps_learn_both_directions(text):
     pairs, tokenizer = text[0][:101], text[1]
     forwards = expected_rows(pairs, tokenizer)
     backwards = expected_rows([(target, source) for source, target in pairs], tokenizer)
-    seen = rows(by_steps(pairs, tokenizer, bidirectional_steps=90), 90)
-    assert sum(row in backwards for row in seen) == pytest.approx(len(seen) / 2, rel=0.05)
-    assert 30 < sum(row in backwards for row in seen[:100]) < 70  # mixed, not one after the other
-    assert set(seen) <= {*forwards, *backwards} and len(set(seen)) > 0.95 * 2 * len(pairs)
-    some = by_steps(pairs, tokenizer, bidirectional_steps=7)
-    assert rows(some, 27, 7) == rows(by_steps(pairs, tokenizer), 20)
-    for ids, line in zip(some[0].source, some[0].lines, strict=True):
+    trained = rows(by_steps(pairs, tokenizer, bidirectional_steps=90), 90)
+    assert sum(row in backwards for row in trained) == pytest.approx(len(trained) / 2, rel=0.05)
+    assert 30 < sum(row in backwards for row in trained[:100]) < 70  # mixed, not one after the other
+    assert set(trained) <= {*forwards, *backwards} and len(set(trained)) > 0.95 * 2 * len(pairs)
+    short = by_steps(pairs, tokenizer, bidirectional_steps=7)
+    assert rows(short, 27, 7) == rows(by_steps(pairs, tokenizer), 20)
+    for ids, line in zip(short[0].source, short[0].lines, strict=True):
         assert tuple(ids[ids != 0]) in (forwards[line - 1][0], backwards[line - 1][0])
 
 
@@ -76,8 +76,8 @@ def test_translations_join_the_pairs_after_the_first_steps(text, tmp_path):
             (folder / f"{name}.txt").write_text("".join(f"{name} {k} of {i}\n" for i in range(1, len(pairs) + 1)))
     read = list(corpus_of(pairs).train.rows())
     assert list(with_translations(read, [])) == read
-    found = [(source.decode(), target.decode(), line) for line, source, target in with_translations(read, folders)]
-    assert sorted(found) == sorted(
+    joined = [(source.decode(), target.decode(), line) for line, source, target in with_translations(read, folders)]
+    assert sorted(joined) == sorted(
         pair
         for line, (source, target) in enumerate(pairs, 1)
         for pair in (
@@ -88,8 +88,8 @@ def test_translations_join_the_pairs_after_the_first_steps(text, tmp_path):
     )
     with_them = by_steps(pairs, tokenizer, folders, bidirectional_steps=5)
     assert rows(with_them, 5) == rows(by_steps(pairs, tokenizer, bidirectional_steps=5), 5)
-    made = {source for source, *_ in expected_rows([(source, target) for source, target, _ in found], tokenizer)}
-    assert {row[0] for row in rows(with_them, 90, 5)} <= made
+    sources = {source for source, *_ in expected_rows([(source, target) for source, target, _ in joined], tokenizer)}
+    assert {row[0] for row in rows(with_them, 90, 5)} <= sources
     assert with_them.summary().pairs == 5 * len(pairs)
     assert sorted(staged(pairs, folders).train.sentences()) == sorted(side for pair in pairs for side in pair)
 
@@ -100,23 +100,23 @@ def test_words_are_hidden_after_the_bidirectional_steps(text):
     pairs, tokenizer = text
 
     def batches(rate=0.25):
-        made = by_steps(pairs, tokenizer, bidirectional_steps=11, word_dropout=rate)
-        return [made[number] for number in range(29)]
+        dropped = by_steps(pairs, tokenizer, bidirectional_steps=11, word_dropout=rate)
+        return [dropped[index] for index in range(29)]
 
-    whole, some = batches(rate=0.0), batches()
-    for step, (before, after) in enumerate(zip(whole, some, strict=True)):
-        for side, (ids, seen) in enumerate(zip(before, after, strict=True)):
-            unlike = ids != seen
+    whole, hidden = batches(rate=0.0), batches()
+    for step, (before, after) in enumerate(zip(whole, hidden, strict=True)):
+        for side, (ids, changed) in enumerate(zip(before, after, strict=True)):
+            unlike = ids != changed
             assert unlike.any() == (step >= 11 and side < 2)
-            assert (seen[unlike] == UNKNOWN_ID).all() and (ids[unlike] >= FIRST_ID).all()
+            assert (changed[unlike] == UNKNOWN_ID).all() and (ids[unlike] >= FIRST_ID).all()
     for side in (0, 1):
-        words = sum((ids[side] >= FIRST_ID).sum() for ids in whole[11:])
-        assert sum((ids[side] == UNKNOWN_ID).sum() for ids in some[11:]) / words == pytest.approx(0.25, abs=0.03)
-    assert len({str(ids[0][:2, :5] == UNKNOWN_ID) for ids in some[11:]}) > 9  # others in every batch
-    assert all(map(np.array_equal, batches()[23], some[23]))
+        count = sum((ids[side] >= FIRST_ID).sum() for ids in whole[11:])
+        assert sum((ids[side] == UNKNOWN_ID).sum() for ids in hidden[11:]) / count == pytest.approx(0.25, abs=0.03)
+    assert len({str(ids[0][:2, :5] == UNKNOWN_ID) for ids in hidden[11:]}) > 9  # others in every batch
+    assert all(map(np.array_equal, batches()[23], hidden[23]))
     ids = np.full([13, 11], FIRST_ID, np.int32)
-    made = by_steps(pairs, tokenizer, word_dropout=0.25)
-    assert (made._hidden(ids, [1, 3, 0]) != made._hidden(ids, [2, 3, 0])).any()  # and on either side
+    dropped = by_steps(pairs, tokenizer, word_dropout=0.25)
+    assert (dropped._hidden(ids, [1, 3, 0]) != dropped._hidden(ids, [2, 3, 0])).any()  # and on either side
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def argv(tmp_path, monkeypatch):
     """Options of a program that trains a very small model, which is not exported."""
     small = dataclasses.replace(tt.PRESETS["small"], num_layers=1, d_model=16, d_ff=8)
     monkeypatch.setitem(tt.PRESETS, "small", small)
-    monkeypatch.setattr(publishing, "publish", lambda *given: tmp_path)
+    monkeypatch.setattr(publishing, "publish", lambda *args: tmp_path)
     toy_corpus.write_corpus(tmp_path, train=PAIRS, dev=5, test=5)
     argv = "--batch-tokens 256 --eval-every 3 --average-last 2 --length-penalty 0.9 --steps 8 --beam-size 2"
     argv += " --vocab-size 350 --dropout-steps 0 --bidirectional-steps 5 --cooldown-steps 2 --seed 5"
@@ -159,11 +159,11 @@ def runs(argv, tmp_path, monkeypatch):
         by = [folder.name for folder in corpus.teachers]
         done.append((name, recipe.seed, until, round(self.config.dropout, 3), recipe.cooldown_steps, by))
 
-    def translate(one, sides, search):
-        done.append(f"{one.run.path.name} translates at {one.step}")
+    def translate(trainer, sides, search):
+        done.append(f"{trainer.run.path.name} translates at {trainer.step}")
         assert search == {"beam_size": 2, "length_penalty": 0.9} and [len(side) for side in sides] == [PAIRS, PAIRS]
         for file, side in zip(("forward.txt", "backward.txt"), sides, strict=True):
-            (one.run.path / file).write_text("".join(f"{one.run.path.name} {text}\n" for text in side))
+            (trainer.run.path / file).write_text("".join(f"{trainer.run.path.name} {text}\n" for text in side))
 
     def main(*more, of=()):
         del done[:]
@@ -267,21 +267,21 @@ def test_teachers_are_looked_at_before_any_is_trained(runs, tmp_path):
     (tmp_path / "new_text").mkdir()
     toy_corpus.write_corpus(tmp_path / "new_text", train=PAIRS + 1, dev=5, test=5)
 
-    def refused(message, *more, of=("new", "old")):
+    def assert_rejected(message, *options, of=("new", "old")):
         with pytest.raises(tt.BadInput, match=message):
-            runs(*more, of=of)
+            runs(*options, of=of)
         assert not (tmp_path / "new").exists()
 
     runs("--run", str(tmp_path / "old"), "--seed", "7")
     for lines in (PAIRS - 1, PAIRS + 1):
         for name in ("forward.txt", "backward.txt"):
             (tmp_path / "old" / name).write_text("Haus\n" * (lines - 1) + "\n")
-        refused(f"old: expected a translation for each of 43 training pairs, got {lines}")
+        assert_rejected(f"old: expected a translation for each of 43 training pairs, got {lines}")
     (tmp_path / "old/forward.txt").write_text("Haus\n" * PAIRS)
-    refused(r"expected the same number of lines in both files, got 43 .* and 44")
-    refused(r"old holds a run of another configuration: model.dropout was 0.3, now 0.2", "--dropout", "0.2")
+    assert_rejected(r"expected the same number of lines in both files, got 43 .* and 44")
+    assert_rejected(r"old holds a run of another configuration: model.dropout was 0.3, now 0.2", "--dropout", "0.2")
     runs()
-    refused(r"run holds a run of another configuration: .*corpus.teachers was null, now", of=("new",))
+    assert_rejected(r"run holds a run of another configuration: .*corpus.teachers was null, now", of=("new",))
 
 
 @pytest.mark.parametrize(("target", "longest"), [("Two doors open.", None), ("Two doors. " * 9, 7)])
@@ -289,15 +289,15 @@ def test_teachers_translate_in_the_dtype_they_learn_in_and_no_longer_than_the_te
     target, longest, translator, tmp_path, monkeypatch
 ):
     """Nor longer than they would: 7 tokens more than the source."""
-    found, sides = [], (["Two doors.", "One."], [target, "One."])
+    calls, sides = [], (["Two doors.", "One."], [target, "One."])
     result = TranslationResult("", (Hypothesis("made", 0.0),), 1, False)
-    monkeypatch.setattr(teachers, "averaged", lambda *given: translator)
-    monkeypatch.setattr(teachers, "answered", lambda *given: found.append(given) or [result])
+    monkeypatch.setattr(teachers, "averaged", lambda *args: translator)
+    monkeypatch.setattr(teachers, "answered", lambda *args: calls.append(args) or [result])
     corpus = StagedCorpus.of(corpus_of(zip(*sides, strict=True)), Methods())
     recipe = tt.Recipe(mixed_precision="bfloat16")
     teachers.translate(StagedTrainer(tmp_path, translator.model.config, corpus, recipe), sides, {})
     lengths = [len(translator.tokenizer.tokenize(text)) for text in ("Two doors.", target)]
-    for (teacher, texts), name, side in zip(found, ("forward.txt", "backward.txt"), sides, strict=True):
+    for (teacher, texts), name, side in zip(calls, ("forward.txt", "backward.txt"), sides, strict=True):
         assert texts == side and (tmp_path / name).read_text() == "made\n"
         assert teacher.model.compute_dtype == "bfloat16"
         assert teacher.extra_length == (longest or lengths[1] - lengths[0])
@@ -319,17 +319,17 @@ def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(argv, 
 def test_an_ensemble_is_of_what_each_would_be_alone(argv, tmp_path, monkeypatch):
     """With the other as the teacher that it learns from."""
     exports = []
-    monkeypatch.setattr(publishing, "publish", lambda run, export, *more: exports.append(export) or tmp_path)
+    monkeypatch.setattr(publishing, "publish", lambda run, export, *args: exports.append(export) or tmp_path)
     run, teacher = tmp_path / "run", tmp_path / "teacher"
     train.main([*argv, "--teachers", str(teacher), "--ensemble"])
     both = [tt.Translator.from_pretrained(folder, average_last=2).model for folder in (run, teacher)]
-    for found, expected in zip(exports[0].weights, both[0].get_weights() + both[1].get_weights(), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for weight, expected in zip(exports[0].weights, both[0].get_weights() + both[1].get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, expected)
 
-    alone = {seed: [*argv, "--seed", str(seed), "--run", str(tmp_path / f"alone_{seed}")] for seed in (5, 6)}
+    separate = {seed: [*argv, "--seed", str(seed), "--run", str(tmp_path / f"alone_{seed}")] for seed in (5, 6)}
     other = [*argv, "--seed", "5", "--run", str(tmp_path / "other_5"), "--steps", "5", "--cooldown-steps", "0"]
     train.main(other)
-    train.main([*alone[6], "--teachers", str(tmp_path / "other_5")])
+    train.main([*separate[6], "--teachers", str(tmp_path / "other_5")])
     same_weights(tmp_path / "alone_6", teacher)
-    train.main([*alone[5], "--teachers", str(tmp_path / "other_6")])
+    train.main([*separate[5], "--teachers", str(tmp_path / "other_6")])
     same_weights(tmp_path / "alone_5", run)

@@ -28,7 +28,7 @@ QUIET = {
     "saved": "tt.load('tests/marian/trained').save(f'{folder}/m/1', check=False)",
     "opened": "tt.load(f'{folder}/m')",
     "litert": "tt.load('tests/marian/trained').save(f'{folder}/litert/1', format='litert')",
-    "called": "one = tt.load(f'{folder}/litert'); one('Two doors.')",
+    "called": "translator = tt.load(f'{folder}/litert'); translator('Two doors.')",
     "checked": "from tf_transformer.extensions.conformance import check; check.main([f'{folder}/none'])",
 }
 
@@ -84,5 +84,5 @@ def test_keras_loads_a_model(tmp_path):
     model.save(tmp_path / "model.keras")
     program = f"import sys, keras, tf_transformer; assert not {classes} - set(sys.modules)"
     program += "; print(type(keras.models.load_model(sys.argv[1]).loss).__name__)"
-    found = run_python(program, tmp_path / "model.keras")
-    assert found.strip() == "SmoothedCrossEntropy"
+    printed = run_python(program, tmp_path / "model.keras")
+    assert printed.strip() == "SmoothedCrossEntropy"

@@ -30,7 +30,7 @@ def test_it_runs(path, tmp_path, monkeypatch):
         if cell.cell_type == "code":
             cell.outputs = []
     nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    kept = [cell for cell in read(path).cells if cell.cell_type == "code"]
-    for new, old in zip([cell for cell in notebook.cells if cell.cell_type == "code"], kept, strict=True):
+    stored = [cell for cell in read(path).cells if cell.cell_type == "code"]
+    for new, old in zip([cell for cell in notebook.cells if cell.cell_type == "code"], stored, strict=True):
         kinds = [sorted(kind for output in cell.outputs for kind in output.get("data", {})) for cell in (new, old)]
         assert kinds[0] == kinds[1], new.source  # pictures where there were pictures

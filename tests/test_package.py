@@ -27,8 +27,8 @@ CONFIG.read(ROOT / "setup.cfg", encoding="utf-8")
 def test_every_other_file_is_installed():
     folders = CONFIG["options.package_data"]
     named = {Path(*package.split("."), file) for package in folders for file in folders[package].split()}
-    there = {path.relative_to(ROOT) for path in (ROOT / "tf_transformer").rglob("*") if path.is_file()}
-    assert named == {path for path in there if path.suffix not in (".py", ".pyc")}
+    files = {path.relative_to(ROOT) for path in (ROOT / "tf_transformer").rglob("*") if path.is_file()}
+    assert named == {path for path in files if path.suffix not in (".py", ".pyc")}
 
 
 def test_programs_know_no_name_of_their_folder():
@@ -55,7 +55,7 @@ def test_errors_name_extras_that_exist():
     for path in (ROOT / "tf_transformer").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_extra":
-                named |= {each.value for each in node.args[1:2] if isinstance(each, ast.Constant)}
+                named |= {argument.value for argument in node.args[1:2] if isinstance(argument, ast.Constant)}
     assert len(named) > 5
     assert named <= set(CONFIG["options.extras_require"])
 
@@ -66,14 +66,14 @@ def test_help_fits_a_screen(program, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "110")
     if program in OTHERS:
         pytest.importorskip("tensorflow_serving" if "grpc" in program else "flask")
-        begin, given = importlib.import_module(program).main, [["--help"]]
+        main, args = importlib.import_module(program).main, [["--help"]]
         usage = "usage: "
     else:
-        begin, given = run, []
+        main, args = run, []
         usage = f"usage: python -m trainers {program or 'PROGRAM'} "
         monkeypatch.setattr("sys.argv", list(filter(None, ("x/__main__.py", program, "--help"))))
     with pytest.raises(SystemExit) as stopped:
-        begin(*given)
+        main(*args)
     assert stopped.value.code == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(usage)
@@ -97,31 +97,31 @@ def test_an_option_may_stand_between_arguments(program, monkeypatch):
 
         monkeypatch.setattr(argparse.ArgumentParser, name, stop)
     package = "tf_transformer.extensions.conformance." if program == "check" else "trainers."
-    with pytest.raises(Parsed) as asked:
+    with pytest.raises(Parsed) as parsed:
         importlib.import_module(program if program in OTHERS else package + program).main([])
-    parser, parse = asked.value.args
-    for each in (*parser._actions, *parser._mutually_exclusive_groups):
-        each.required = False
+    parser, parse = parsed.value.args
+    for action in (*parser._actions, *parser._mutually_exclusive_groups):
+        action.required = False
     parser.add_argument("--a-number", type=int)
-    taken = [action.nargs for action in parser._get_positional_actions()]
-    words = ["one", "two", "three"][: len(taken) + ("*" in taken)]
-    expected = vars(parse(parser, ["--a-number", "7", *words]))
-    for place in range(len(words) + 1):
-        assert vars(parse(parser, [*words[:place], "--a-number", "7", *words[place:]])) == expected
+    nargs = [action.nargs for action in parser._get_positional_actions()]
+    values = ["one", "two", "three"][: len(nargs) + ("*" in nargs)]
+    expected = vars(parse(parser, ["--a-number", "7", *values]))
+    for index in range(len(values) + 1):
+        assert vars(parse(parser, [*values[:index], "--a-number", "7", *values[index:]])) == expected
 
 
 def test_one_command_has_all_programs():
     assert {*PROGRAMS} == {path.stem for path in TRAINERS if "run_program(main)" in path.read_text()} | {"check"}
     for command in (["trainers", "check", "--help"], ["trainers.translate", "--help"]):
-        found = in_a_process(*command)
-        assert found.stdout.startswith(f"usage: python -m {' '.join(command[:-1])} "), found.stderr
+        done = in_a_process(*command)
+        assert done.stdout.startswith(f"usage: python -m {' '.join(command[:-1])} "), done.stderr
 
 
 def test_bad_input_of_a_program_is_one_line():
-    found = in_a_process("trainers", "check", "nowhere")
-    assert (found.returncode, found.stderr.count("\n")) == (2, 1), found.stderr
-    found = in_a_process("trainers", "nothing")
-    assert found.returncode == 2 and "choose from 'translation'" in found.stderr
+    done = in_a_process("trainers", "check", "nowhere")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    done = in_a_process("trainers", "nothing")
+    assert done.returncode == 2 and "choose from 'translation'" in done.stderr
 
 
 def in_a_process(*argv):

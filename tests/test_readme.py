@@ -33,8 +33,8 @@ def test_its_python_runs_and_what_it_saves_answers_its_request(tmp_path, monkeyp
 
     body, host, path = re.search(r"^curl -d '(.*)' (http://localhost:8501)(\S+)$", README, re.MULTILINE).groups()
     model = ServedModel(tmp_path / "savedmodels/mine/1", "mine")
-    answer = rest.app(model).test_client().post(path, data=body, base_url=host)
-    (prediction,) = json.loads(answer.data)["predictions"]
+    response = rest.app(model).test_client().post(path, data=body, base_url=host)
+    (prediction,) = json.loads(response.data)["predictions"]
     assert prediction["translation"] == names["translator"](json.loads(body)["instances"])[0]
 
 
@@ -49,9 +49,9 @@ def test_extras_that_are_said_exist(path):
 
 @pytest.mark.parametrize(("heading", "page"), [("Results", "docs/results.md"), ("Speed", "docs/performance.md")])
 def test_its_tables_have_the_figures_of_the_pages(heading, page):
-    section, there = README.split(f"## {heading}\n")[1].split("\n## ")[0], pages.read(page)
+    section, text = README.split(f"## {heading}\n")[1].split("\n## ")[0], pages.read(page)
     rows = [line for line in section.splitlines() if line.startswith("|")][2:]
     figures = [figure for row in rows for figure in re.findall(r"(?<![\w.,])([\d.]+)\** *(?=\||, [A-Z])", row)]
     assert len(figures) >= 12
-    known = set(re.findall(r"(?<![\d.,])[\d.]+(?![\d,]|\.\d)", there.replace("**", "")))
-    assert not set(figures) - known, f"{page} has no {set(figures) - known}"
+    page_figures = set(re.findall(r"(?<![\d.,])[\d.]+(?![\d,]|\.\d)", text.replace("**", "")))
+    assert not set(figures) - page_figures, f"{page} has no {set(figures) - page_figures}"

@@ -39,14 +39,14 @@ def test_rows_are_chosen_by_name_and_by_group():
 
 
 def test_what_the_rows_say_is_no_option(capsys):
-    for given, message in ((["--dropout", "0.2"], "since each row sets it"), (["--dry-run"], "--preset ROW")):
+    for options, message in ((["--dropout", "0.2"], "since each row sets it"), (["--dry-run"], "--preset ROW")):
         with pytest.raises(SystemExit):
-            train.main(["--train", "a", "b", "--dev", "c", "d", *given])
+            train.main(["--train", "a", "b", "--dev", "c", "d", *options])
         assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("options", "expected"),
     [
         (["--scale", "paper"], {"steps": 100_000, "batch_tokens": 25_000, "warmup_steps": 4_000, "eval_every": 5_000}),
         (["--scale", "paper", "--rows", "big"], {"steps": 300_000, "eval_every": 5_000}),
@@ -55,16 +55,16 @@ def test_what_the_rows_say_is_no_option(capsys):
         (["--epochs", "3"], {"epochs": 3}),
     ],
 )
-def test_the_recipe_of_a_row(text, tmp_path, monkeypatch, more, expected):
+def test_the_recipe_of_a_row(text, tmp_path, monkeypatch, options, expected):
     def stop(self):
         raise KeyboardInterrupt(self.recipe)
 
     monkeypatch.setattr(tt.Trainer, "fit", stop)
     sides = [[str(text / f"{split}.{language}") for language in ("en", "de")] for split in ("train", "dev")]
     with pytest.raises(KeyboardInterrupt) as stopped:
-        train.main(["--train", *sides[0], "--dev", *sides[1], "--run", str(tmp_path), *more])
+        train.main(["--train", *sides[0], "--dev", *sides[1], "--run", str(tmp_path), *options])
     usual = {"batch_tokens": 2_048, "warmup_steps": 600, "eval_every": 500, "average_last": 1, "dev_sentences": 200}
-    if "paper" in more:
+    if "paper" in options:
         usual = {"average_last": 1, "dev_sentences": 200}
     assert stopped.value.args[0] == tt.Recipe(**usual | expected)
 

@@ -52,8 +52,10 @@ def test_several_references_are_sacrebleu_s():
     assert bleu.bleu(texts, lists).value == sacrebleu.corpus_bleu(texts, lists).score
     assert bleu.bleu(texts, lists).signature.startswith("nrefs:2|")
     assert bleu.chrf(texts, tuple(map(iter, lists))).value == sacrebleu.corpus_chrf(texts, lists).score
-    found = bleu.compare({"mine": texts, "its": lists[0]}, lists, 101)["BLEU 13a"]
-    assert found["mine"].value == sacrebleu.corpus_bleu(texts, lists).score and found["its"].value == pytest.approx(100)
+    scores = bleu.compare({"mine": texts, "its": lists[0]}, lists, 101)["BLEU 13a"]
+    assert scores["mine"].value == sacrebleu.corpus_bleu(texts, lists).score and scores["its"].value == pytest.approx(
+        100
+    )
 
 
 def test_chrf():
@@ -68,15 +70,15 @@ GERMAN = ["Der Hund sieht die rot-grüne Tür .", "Die Frau trinkt heute Tee ."]
 
 def test_half_an_emoji_is_a_character_as_others():
     for score in (bleu.bleu, bleu.chrf):
-        found = score(["a b c d \ud83d", "a b c d"], ["a b c d \ud83d", "a b c d"])
-        assert found.value == pytest.approx(100)
+        result = score(["a b c d \ud83d", "a b c d"], ["a b c d \ud83d", "a b c d"])
+        assert result.value == pytest.approx(100)
 
 
 def test_lower_cased():
     assert bleu.bleu(["A B c d e"], ["a b c d e"]).value < 100
-    (found,) = bleu.compare({"": ["A B c d e"]}, ["a b c d e"], samples=2)["BLEU 13a lower-cased"].values()
-    assert found.value == pytest.approx(100)
-    assert "case:lc" in found.signature
+    (score,) = bleu.compare({"": ["A B c d e"]}, ["a b c d e"], samples=2)["BLEU 13a lower-cased"].values()
+    assert score.value == pytest.approx(100)
+    assert "case:lc" in score.signature
 
 
 @pytest.mark.parametrize(
@@ -139,21 +141,21 @@ def test_japanese_is_told_from_chinese():
 def test_every_flavour_is_what_it_is_alone():
     texts = ["Der Hund sieht eine rot-blaue Tür .", "Die Frau trinkt Tee ."]
     scores = bleu.compare({"only": texts}, GERMAN, samples=7)
-    alone = {"BLEU 13a": bleu.bleu, "BLEU 13a, compounds split": bleu.paper_bleu, "chrF": bleu.chrf}
-    for flavour, metric in alone.items():
-        found = scores[flavour]["only"]
-        assert found.value == pytest.approx(metric(texts, GERMAN).value)
-        assert found.signature == metric(texts, GERMAN).signature.replace("nrefs:1|", "nrefs:1|bs:7|seed:12345|")
-        assert found.p_value is None
+    functions = {"BLEU 13a": bleu.bleu, "BLEU 13a, compounds split": bleu.paper_bleu, "chrF": bleu.chrf}
+    for name, metric in functions.items():
+        score = scores[name]["only"]
+        assert score.value == pytest.approx(metric(texts, GERMAN).value)
+        assert score.signature == metric(texts, GERMAN).signature.replace("nrefs:1|", "nrefs:1|bs:7|seed:12345|")
+        assert score.p_value is None
 
 
 def test_the_interval_and_the_chance_are_those_of_the_bootstrap():
     """Of single words, one a sentence, chrF is nearly the share of right ones, whose error statistics gives."""
-    chance = random.Random(3)
-    words = ["".join(chance.choices("abcdefgh", k=5)) for _ in range(401)]
+    r = random.Random(3)
+    words = ["".join(r.choices("abcdefgh", k=5)) for _ in range(401)]
 
     def right(share):
-        return [word if chance.random() < share else "zzzzz" for word in words]
+        return [word if r.random() < share else "zzzzz" for word in words]
 
     scores = bleu.compare({"good": right(0.8), "same": right(0.8), "bad": right(0.6)}, words)["chrF"]
     assert scores["good"].value == pytest.approx(80, abs=5)

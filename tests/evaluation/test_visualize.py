@@ -102,8 +102,8 @@ def test_no_token_gets_out_of_the_data():
 def test_every_text_comes_back(tokens):
     page = Page(attention_page([pair_of(tokens, ["x"])]))
     visible = [re.sub(r"[\x00-\x1f\x7f-\x9f]", "", token) for token in tokens]
-    found = [re.sub(r"[\u2400-\u241f\u2421\ufffd]", "", token) for token in page.data["pairs"][0]["cross"]["columns"]]
-    assert found == [re.sub(r"[\u2400-\u241f\u2421\ufffd]", "", token) for token in visible]
+    columns = [re.sub(r"[\u2400-\u241f\u2421\ufffd]", "", token) for token in page.data["pairs"][0]["cross"]["columns"]]
+    assert columns == [re.sub(r"[\u2400-\u241f\u2421\ufffd]", "", token) for token in visible]
     assert page.elements.count("script") == 2
 
 

@@ -137,7 +137,7 @@ def test_write_fills_its_slots_and_leaves_the_others(B, h, T, before, after):
     S = before + T + after
     old = KeyValue(ops.array(normal(B, h, S, 2)), ops.array(normal(B, h, S, 3)))
     new = KeyValue(ops.array(normal(B, h, T, 2, seed=1)), ops.array(normal(B, h, T, 3, seed=1)))
-    for found, was, written in zip(old.write(before, new), old, new, strict=True):
+    for result, was, written in zip(old.write(before, new), old, new, strict=True):
         expected = array(was).copy()
         expected[:, :, before : before + T] = array(written)
-        assert np.array_equal(array(found), expected)
+        assert np.array_equal(array(result), expected)

@@ -93,7 +93,7 @@ def test_compute_output_shape(case):
 
     assert case.output().shape == case.output_shape
     assert computed(case.input_shapes()) == case.output_shape
-    assert computed([symbol.shape for symbol in case.symbols()]) == (None, None, case.output_shape[-1])
+    assert computed([x.shape for x in case.symbolic_inputs()]) == (None, None, case.output_shape[-1])
 
 
 @every_case
@@ -126,7 +126,7 @@ OPTIONS = {
 @every_layer
 def test_another_number_of_axes_is_told_in_one_line(case, symbolic):
     """Of every tensor that a call takes; and a mask of floats, which may be vectors at the place of a mask."""
-    layer, inputs = case.make(name="it"), case.symbols() if symbolic else case.arrays()
+    layer, inputs = case.make(name="it"), case.symbolic_inputs() if symbolic else case.arrays()
     names = [name for name in inspect.signature(layer.call).parameters if name not in OPTIONS]
     axes = {"ids": 2, "position": 1, "attention_mask": 3}
     for name in names:
@@ -159,7 +159,7 @@ def test_what_is_no_tensor_of_the_right_axes():
 def test_in_a_sequential_model(case):
     (x,) = case.arrays()
     assert_close(keras.Sequential([case.built()])(x), case.output())
-    assert_close(keras.Sequential([*case.symbols(), case.built()])(x), case.output())
+    assert_close(keras.Sequential([*case.symbolic_inputs(), case.built()])(x), case.output())
 
 
 @every_layer_of_one_input
@@ -225,7 +225,7 @@ def test_keras_tests_of_its_own_layers(case):
     by_name = len(shapes) > 1 and case not in MODELS
     if by_name:
         names = list(inspect.signature(case.make().build).parameters)
-        shapes, dtypes = (dict(zip(names, each, strict=True)) for each in (shapes, dtypes))
+        shapes, dtypes = (dict(zip(names, values, strict=True)) for values in (shapes, dtypes))
     elif case in MODELS:
         shapes, dtypes = tuple(shapes), tuple(dtypes)
     else:
@@ -266,37 +266,37 @@ def padded(case, ids, filler=0):
 def test_padding_changes_nothing_at_real_positions(case):
     ids = sentences(case)
     model = masked_model(case)
-    alone = array(model(ids))
+    unpadded = array(model(ids))
     real = slice(0, T) if case.has_positions else slice(2, 2 + T)
-    assert_close(model(padded(case, ids))[:, real], alone)
-    assert not np.allclose(array(model(padded(case, ids, filler=1)))[:, real], alone, atol=0.01)
+    assert_close(model(padded(case, ids))[:, real], unpadded)
+    assert not np.allclose(array(model(padded(case, ids, filler=1)))[:, real], unpadded, atol=0.01)
 
 
 @every_layer
 def test_masks_reach_the_stock_layers_after_ours(case):
     ids = sentences(case)
     model = masked_model(case, keras.layers.GlobalAveragePooling1D(), keras.layers.LSTM(3))
-    for found, alone, unmasked in zip(
+    for output, unpadded, unmasked in zip(
         model(padded(case, ids)), model(ids), model(padded(case, ids, filler=1)), strict=True
     ):
-        assert_close(found, alone)
-        assert not np.allclose(array(unmasked), array(alone), atol=0.01)
+        assert_close(output, unpadded)
+        assert not np.allclose(array(unmasked), array(unpadded), atol=0.01)
 
 
 @promise([case for case in LAYERS if "attention_mask" in inspect.signature(case.make().call).parameters])
 def test_padding_stays_hidden_under_an_attention_mask(case):
     ids = sentences(case)
-    symbols = [keras.Input((None,), dtype="int32") for _ in ids]
+    inputs = [keras.Input((None,), dtype="int32") for _ in ids]
     mask = keras.Input((None, None), dtype="bool")
-    embedded = [keras.layers.Embedding(V, D, mask_zero=True)(x) for x in symbols]
-    model = draw_weights(keras.Model([*symbols, mask], case.call(case.make(), embedded, attention_mask=mask)))
+    embedded = [keras.layers.Embedding(V, D, mask_zero=True)(x) for x in inputs]
+    model = draw_weights(keras.Model([*inputs, mask], case.call(case.make(), embedded, attention_mask=mask)))
 
-    def answer(ids):
+    def output(ids):
         of_self = case.name.endswith("decoder")  # whose attention_mask is for its self-attention
         keys = ids[0] if of_self else ids[-1]
         return array(model([*ids, np.ones((1, ids[0].shape[1], keys.shape[1]), "bool")]))
 
-    assert_close(answer(padded(case, ids))[:, 2 : 2 + T], answer(ids))
+    assert_close(output(padded(case, ids))[:, 2 : 2 + T], output(ids))
 
 
 # Dropout
@@ -323,7 +323,7 @@ def test_each_dropout_works_by_itself_and_in_training_alone(case):
             assert_close(case.call(layer, case.arrays(), **inference), case.output())
         assert np.abs(array(case.call(layer, case.arrays(), training=True)) - case.output()).max() > 0.1, name
         variables = layer.trainable_variables, layer.non_trainable_variables
-        state = [[variable.value for variable in those] for those in variables]
+        state = [[variable.value for variable in group] for group in variables]
         for training in (True, False):  # as Keras's step on JAX calls it, without the context of a call
             stateless = functools.partial(layer.stateless_call, *state, training=training)
             output, _ = stateless(tuple(case.arrays())) if case in MODELS else stateless(*case.arrays())

@@ -15,8 +15,8 @@ LOAD = """
 import pathlib, sys
 import keras, numpy, tf_transformer
 for path in pathlib.Path(sys.argv[1]).glob("*.keras"):
-    given = numpy.load(path.with_suffix(".npz"))
-    inputs = [given[name] for name in given.files]
+    arrays = numpy.load(path.with_suffix(".npz"))
+    inputs = [arrays[name] for name in arrays.files]
     try:
         numpy.save(path.with_suffix(".npy"), keras.ops.convert_to_numpy(keras.saving.load_model(path)(inputs)))
     except Exception as error:
@@ -35,7 +35,7 @@ def files(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def answered_files(files, tmp_path_factory):
+def reloaded_files(files, tmp_path_factory):
     """The same folder after a fresh process has loaded each model and left its answer there; and what `exported` is.
     The process begins with the SavedModel, as long as it knows TensorFlow alone."""
     if keras.backend.backend() != "tensorflow":
@@ -44,16 +44,16 @@ def answered_files(files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
     expected = export_layers(folder)
     run_python(EXPORTED + LOAD, files, folder)
-    return files, {name: (np.load(folder / f"{name}.npy"), answer) for name, answer in expected.items()}
+    return files, {name: (np.load(folder / f"{name}.npy"), output) for name, output in expected.items()}
 
 
 @pytest.mark.program
 @every_case
-def test_load_model_in_a_fresh_process(case, answered_files):
-    answered_files, _ = answered_files
-    error = answered_files / f"{case.name}.error"
+def test_load_model_in_a_fresh_process(case, reloaded_files):
+    reloaded_files, _ = reloaded_files
+    error = reloaded_files / f"{case.name}.error"
     assert not error.exists(), error.read_text()
-    assert_close(np.load(answered_files / f"{case.name}.npy"), case.output())
+    assert_close(np.load(reloaded_files / f"{case.name}.npy"), case.output())
 
 
 @every_case
@@ -71,8 +71,8 @@ import numpy, tensorflow
 folder = pathlib.Path(sys.argv[2])
 module = tensorflow.saved_model.load(str(folder))
 for path in folder.glob("*.npz"):
-    given = numpy.load(path)
-    inputs = [tensorflow.constant(given[name]) for name in given.files]
+    arrays = numpy.load(path)
+    inputs = [tensorflow.constant(arrays[name]) for name in arrays.files]
     numpy.save(path.with_suffix(".npy"), getattr(module, path.stem)(*inputs))
 assert "tf_transformer" not in sys.modules
 """
@@ -88,7 +88,7 @@ def export_layers(folder):
     expected = {}
 
     def function(case, layer):
-        signature = [tf.TensorSpec(symbol.shape, symbol.dtype) for symbol in case.symbols()]
+        signature = [tf.TensorSpec(x.shape, x.dtype) for x in case.symbolic_inputs()]
         return tf.function(lambda *inputs: case.call(layer, inputs), input_signature=signature, autograph=False)
 
     for case in LAYERS + MODELS:
@@ -103,9 +103,9 @@ def export_layers(folder):
 
 
 @pytest.fixture(scope="module")
-def exported(answered_files):
+def exported(reloaded_files):
     """The answers of that SavedModel, from a process that knows TensorFlow alone, and ours."""
-    return answered_files[1]
+    return reloaded_files[1]
 
 
 @pytest.mark.program
@@ -124,14 +124,14 @@ def test_quantized_to_int8(case, tmp_path):
     """Near the layer; and a file of it is loaded, as is a file of what was loaded."""
     model = case.model()
     model.quantize("int8")
-    found = array(model(case.arrays()))
-    assert np.linalg.norm(found - case.output()) < 0.05 * np.linalg.norm(case.output())
+    output = array(model(case.arrays()))
+    assert np.linalg.norm(output - case.output()) < 0.05 * np.linalg.norm(case.output())
     kernels = [weight for weight in case.built().weights if weight.path.endswith(("kernel", "/embeddings"))]
     for path in (tmp_path / "model.keras", tmp_path / "again.keras"):
         assert [weight.dtype for weight in model.weights].count("int8") == len(kernels)
         model.save(path)
         model = keras.models.load_model(path)
-        assert_close(model(case.arrays()), found)
+        assert_close(model(case.arrays()), output)
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
@@ -155,16 +155,16 @@ def test_a_part_in_integers_inside_other_models(tmp_path):
 def test_lora(case, tmp_path):
     """Only it learns; what was saved is loaded, added to what it adapts."""
     layer = case.built()
-    inside = [each for each in layer._flatten_layers() if hasattr(each, "enable_lora")]
+    adapted = [inner for inner in layer._flatten_layers() if hasattr(inner, "enable_lora")]
     for weight in layer.weights:
         weight.trainable = False
-    for each in inside:
-        each.enable_lora(2)
-    assert len(layer.trainable_weights) == 2 * len(inside)
+    for inner in adapted:
+        inner.enable_lora(2)
+    assert len(layer.trainable_weights) == 2 * len(adapted)
     for weight in layer.trainable_weights:
         weight.assign(np.random.default_rng(7).normal(size=weight.shape))
     model = case.model(layer)
     expected = array(model(case.arrays()))
-    assert not inside or not np.allclose(expected, case.output(), atol=0.01)
+    assert not adapted or not np.allclose(expected, case.output(), atol=0.01)
     model.save(tmp_path / "model.keras")
     assert_close(keras.saving.load_model(tmp_path / "model.keras")(case.arrays()), expected)

@@ -36,10 +36,10 @@ def train(*callbacks, **options):
     keras.utils.set_random_seed(5)
     model = tt.Transformer(tt.TransformerConfig(1, 6, 13, 3, dropout=0.0, vocab_size=31))
     model.compile(tt.Adam(0.05, **options), tt.SmoothedCrossEntropy(), metrics=[tt.Perplexity()], run_eagerly=True)
-    return model, go_on(model, *callbacks)
+    return model, resume(model, *callbacks)
 
 
-def go_on(model, *callbacks, **options):
+def resume(model, *callbacks, **options):
     steps = {"batch_size": 6, "epochs": 3, "shuffle": False, "verbose": 0}
     return model.fit(*TRAINING, validation_data=VALIDATION, callbacks=[*callbacks], **steps, **options).history
 
@@ -64,9 +64,9 @@ class Crash(Callback):
 def test_backup_and_restore(whole, tmp_path):
     with pytest.raises(InterruptedError):
         train(BackupAndRestore(tmp_path), Crash())
-    restored, rest = train(BackupAndRestore(tmp_path))
+    restored, resumed = train(BackupAndRestore(tmp_path))
     model, history = whole
-    assert rest["loss"] == pytest.approx(history["loss"][1:], rel=1e-5)
+    assert resumed["loss"] == pytest.approx(history["loss"][1:], rel=1e-5)
     assert_same_weights(restored, model.weights)
 
 
@@ -78,7 +78,7 @@ def test_model_checkpoint(tmp_path):
     )
     model, history = train(worst, ModelCheckpoint(tmp_path / "{epoch}.keras"))
     loaded = keras.saving.load_model(tmp_path / "2.keras")
-    assert_close(go_on(loaded, initial_epoch=2)["loss"], history["loss"][2:])
+    assert_close(resume(loaded, initial_epoch=2)["loss"], history["loss"][2:])
     assert_same_weights(loaded, model.weights)
     loaded.load_weights(tmp_path / "worst.weights.h5")
     losses = history["val_loss"]
@@ -100,10 +100,10 @@ def test_swap_ema_weights():
 
     model, _ = train(SwapEMAWeights(), Record(), use_ema=True, ema_momentum=0.7)
     average = after_a_step[0]
-    for weights, found in zip(after_a_step, validated, strict=True):
+    for weights, weights_at_test in zip(after_a_step, validated, strict=True):
         average = [0.7 * old + 0.3 * new for old, new in zip(average, weights, strict=True)]
-        for each, expected in zip(found, average, strict=True):
-            assert_close(each, expected)
+        for weight, expected in zip(weights_at_test, average, strict=True):
+            assert_close(weight, expected)
     assert_same_weights(model, average)
 
 
@@ -149,11 +149,11 @@ for name, values in zip(("one", "data", "split"), (one, data, split)):
 @jax_only
 @pytest.mark.parametrize("kind", ["data", "split"])
 def test_keras_distribution_trains_as_one_device(kind, distributed):
-    one, found = distributed("one"), distributed(kind)
-    assert (np.diff(one["arr_0"]) < 0).all()
-    assert one.files == found.files
-    for name in one.files:
-        assert_close(found[name], one[name])
+    single, several = distributed("one"), distributed(kind)
+    assert (np.diff(single["arr_0"]) < 0).all()
+    assert single.files == several.files
+    for name in single.files:
+        assert_close(several[name], single[name])
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,8 @@ def test_decoder_layer(memory_mask):
         mask = None if memory_mask is None else memory_mask[b]
         expected, *expected_scores = oracle.decoder_layer(x[b], memory[b], weights_of(LAYER), h, mask)
         close(output[b], expected)
-        for found, wanted in zip(scores, expected_scores, strict=True):
-            close(found[b], wanted)
+        for weights, expected_weights in zip(scores, expected_scores, strict=True):
+            close(weights[b], expected_weights)
 
 
 @given(chunks=st.lists(st.integers(1, 3), min_size=1, max_size=4), B=st.integers(1, 3), more=st.integers(0, 3))

@@ -12,7 +12,7 @@ SHAPE = (37, 53, 22)
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
-def kept_of(layer, shape=SHAPE):
+def keep_mask(layer, shape=SHAPE):
     return array(ops.cast(layer(np.ones(shape, "float32"), training=True), "float32")) != 0
 
 
@@ -21,26 +21,26 @@ def kept_of(layer, shape=SHAPE):
 def test_drops_at_its_rate_and_keeps_the_expectation(rate, policy):
     x = np.abs(normal(*SHAPE)) + 1
     layer = Dropout(rate, seed=3, dtype=policy)
-    found = array(ops.cast(layer(x, training=True), "float32"))
-    kept = found != 0
-    assert abs(kept.mean() - (1 - rate)) < 5 * np.sqrt(rate * (1 - rate) / kept.size)
+    output = array(ops.cast(layer(x, training=True), "float32"))
+    is_kept = output != 0
+    assert abs(is_kept.mean() - (1 - rate)) < 5 * np.sqrt(rate * (1 - rate) / is_kept.size)
     epsilon = {"float32": 1e-4, "mixed_bfloat16": 2**-6, "mixed_float16": 2**-9}[policy]
-    np.testing.assert_allclose(found[kept], x[kept] / (1 - rate), rtol=epsilon)
+    np.testing.assert_allclose(output[is_kept], x[is_kept] / (1 - rate), rtol=epsilon)
 
 
 def test_components_are_dropped_independently():
     """Also the two of a pair, which share a random number of 32 bits, and those of one step and the next."""
     layer = Dropout(0.3, seed=5)
-    first, second = kept_of(layer), kept_of(layer)
-    for one, other in (
+    first, second = keep_mask(layer), keep_mask(layer)
+    for mask, other in (
         (first[..., ::2], first[..., 1::2]),
         (first[..., :-1], first[..., 1:]),
         (first[:, :-1], first[:, 1:]),
         (first[:-1], first[1:]),
         (first, second),
     ):
-        error = np.sqrt((0.49 * 0.51) / one.size)
-        assert abs((one & other).mean() - 0.49) < 5 * error
+        error = np.sqrt((0.49 * 0.51) / mask.size)
+        assert abs((mask & other).mean() - 0.49) < 5 * error
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_a_replica_drops_its_own_components(monkeypatch):
     """The first one those of a single device; test_distribution.py has two at once."""
     from tf_transformer import distribution
 
-    alone, kept = kept_of(Dropout(0.3, seed=7)), []
-    for number in range(3):
-        monkeypatch.setattr(distribution, "replica", lambda number=number: number)
-        kept.append(kept_of(Dropout(0.3, seed=7)))
-    np.testing.assert_array_equal(kept[0], alone)
-    for one, other in ((kept[0], kept[1]), (kept[0], kept[2]), (kept[1], kept[2])):
-        assert abs((one & other).mean() - 0.49) < 5 * np.sqrt(0.49 * 0.51 / one.size)
+    single, masks = keep_mask(Dropout(0.3, seed=7)), []
+    for index in range(3):
+        monkeypatch.setattr(distribution, "replica", lambda index=index: index)
+        masks.append(keep_mask(Dropout(0.3, seed=7)))
+    np.testing.assert_array_equal(masks[0], single)
+    for mask, other in ((masks[0], masks[1]), (masks[0], masks[2]), (masks[1], masks[2])):
+        assert abs((mask & other).mean() - 0.49) < 5 * np.sqrt(0.49 * 0.51 / mask.size)
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="jax.jit changes no random state")
@@ -84,15 +84,15 @@ def test_without_training_or_rate_it_does_nothing():
 
 def test_what_is_dropped_has_no_gradient():
     x = keras.Variable(np.ones((5, 6)))
-    layer, again = (Dropout(0.25, seed=13) for _ in range(2))
+    layer, copy = (Dropout(0.25, seed=13) for _ in range(2))
     _, (gradient,) = value_and_gradients(lambda: ops.sum(layer(x.value, training=True)), [x])
-    kept = kept_of(again, (5, 6))
-    assert 0 < kept.sum() < kept.size
-    close(gradient, np.where(kept, 1 / 0.75, 0))
+    is_kept = keep_mask(copy, (5, 6))
+    assert 0 < is_kept.sum() < is_kept.size
+    close(gradient, np.where(is_kept, 1 / 0.75, 0))
 
 
 def test_the_same_seed_drops_the_same_and_survives_saving():
     layer = Dropout(0.3, seed=17)
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
-    assert type(again) is Dropout
-    np.testing.assert_array_equal(kept_of(layer), kept_of(again))
+    loaded = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    assert type(loaded) is Dropout
+    np.testing.assert_array_equal(keep_mask(layer), keep_mask(loaded))

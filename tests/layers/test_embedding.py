@@ -27,24 +27,24 @@ def built(positions="sinusoidal", **options):
 def test_sinusoids_far_out(d_model, every, mode):
     """To position 4,095, where an angle in float32 is wrong by 2e-4."""
     positions = np.arange(0, 4096, every)
-    found = COMPILERS[mode](lambda positions: sinusoids(positions, d_model))(ops.array(positions))
-    assert ops.dtype(found) == "float32"
-    close(found, [oracle.position_encoding(position, d_model) for position in positions])
+    output = COMPILERS[mode](lambda positions: sinusoids(positions, d_model))(ops.array(positions))
+    assert ops.dtype(output) == "float32"
+    close(output, [oracle.position_encoding(position, d_model) for position in positions])
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_embedding_is_scaled_and_the_position_is_added(positions):
     layer = built(positions)
     weights = weights_of(layer)
-    found = layer(IDS)
+    output = layer(IDS)
     for b in range(B):
-        close(found[b], oracle.embed(IDS[b], weights["embeddings"], weights.get("position_embeddings")))
+        close(output[b], oracle.embed(IDS[b], weights["embeddings"], weights.get("position_embeddings")))
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_a_token_may_stand_anywhere(positions):
-    layer, where = built(positions), [4, 0, 2]
-    close(layer(IDS[:, where], position=ops.array(where)), array(layer(IDS))[:, where])
+    layer, order = built(positions), [4, 0, 2]
+    close(layer(IDS[:, order], position=ops.array(order)), array(layer(IDS))[:, order])
 
 
 def test_the_softmax_shares_the_embeddings_without_their_scale():
@@ -76,10 +76,10 @@ def test_logits_in_a_functional_model_share_the_table(shape, tmp_path):
 def test_a_call_in_reverse_is_that_of_keras():
     """Before the first call of ids, too; the mask of the vectors is that of the logits."""
     layer, kerass, x = PositionalEmbedding(V, d), keras.layers.ReversibleEmbedding(V, d), normal(B, T, d)
-    found = layer(x, reverse=True)
+    output = layer(x, reverse=True)
     kerass.build()
     kerass.embeddings.assign(layer.embeddings)
-    close(found, kerass(x, reverse=True))
+    close(output, kerass(x, reverse=True))
     ids = keras.Input((None,), dtype="int32")
     logits = keras.layers.Activation("linear")(layer(keras.layers.Activation("linear")(layer(ids)), reverse=True))
     mask = keras.layers.Lambda(lambda x, mask=None: ops.cast(mask, "int32"), output_shape=(None,))
@@ -117,13 +117,15 @@ def test_more_than_the_learned_positions_is_an_error_where_the_number_is_not_kno
     """A GPU gives zeros for rows that a table lacks, so this asks for no such rows."""
     import tensorflow as tf
 
-    layer, asked = built("learned"), []
+    layer, shapes = built("learned"), []
     with pytest.MonkeyPatch.context() as patch:
         take = keras.ops.take
-        patch.setattr(keras.ops, "take", lambda x, *more, **options: asked.append(x.shape) or take(x, *more, **options))
+        patch.setattr(
+            keras.ops, "take", lambda x, *args, **options: shapes.append(x.shape) or take(x, *args, **options)
+        )
         embed = tf.function(layer, input_signature=[tf.TensorSpec((None, None), tf.int32)])
         close(embed(np.ones((1, 7), "int32")), layer(np.ones((1, 7), "int32")))
-        assert (7, d) not in asked
+        assert (7, d) not in shapes
         with pytest.raises(tf.errors.InvalidArgumentError):
             embed(np.ones((1, 8), "int32"))
 
@@ -134,9 +136,9 @@ def test_dropout_is_on_the_sum_and_for_training_only():
     whole = array(layer(ids))
     close(whole[0], oracle.embed(ids[0], weights_of(layer)["embeddings"]))
     dropped = array(layer(ids, training=True))
-    kept = dropped != 0
-    close(dropped[kept], whole[kept] / 0.75)
-    assert 0.7 < kept.mean() < 0.8
+    is_kept = dropped != 0
+    close(dropped[is_kept], whole[is_kept] / 0.75)
+    assert 0.7 < is_kept.mean() < 0.8
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -145,10 +147,10 @@ def test_positions_and_logits_are_float32_whatever_the_policy(policy):
     layer = built(dtype=policy)
     layer.set_weights([np.zeros((V, d))])
     position = 4001
-    found = layer(np.ones((1, 1), "int32"), position=ops.array([position]))
-    assert ops.dtype(found) == layer.compute_dtype
-    close(found[0, 0], oracle.position_encoding(position, d), rtol=2**-8, atol=2e-6)
-    assert ops.dtype(layer.logits(found)) == "float32"
+    output = layer(np.ones((1, 1), "int32"), position=ops.array([position]))
+    assert ops.dtype(output) == layer.compute_dtype
+    close(output[0, 0], oracle.position_encoding(position, d), rtol=2**-8, atol=2e-6)
+    assert ops.dtype(layer.logits(output)) == "float32"
 
 
 # What Keras's own layer can do
@@ -204,7 +206,7 @@ def test_integers_are_those_of_keras(positions, mode, tolerance, tmp_path):
     model = keras.Sequential([keras.Input((None,), dtype="int32"), layer])
     model.quantize(mode)
     kerass.quantize(mode)
-    counts = [[weight.dtype for weight in each.weights].count("int8") for each in (layer, kerass)]
+    counts = [[weight.dtype for weight in model_layer.weights].count("int8") for model_layer in (layer, kerass)]
     assert counts[0] == counts[1] > 0
     assert 0 < np.abs(array(layer(IDS)) - before).max() < tolerance
     assert_same(layer, kerass)

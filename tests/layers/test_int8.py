@@ -27,34 +27,34 @@ TEXTS = ["Two doors.", "The red door opens.", "", "A small key."]
 
 def by_hand(x, matrix):
     """The product of x [B, d] and a float matrix [d, n] in whole numbers, with the scales of rows and columns."""
-    of_row = np.abs(x).max(axis=1, keepdims=True)
-    of_column = np.abs(matrix).max(axis=0, keepdims=True)
-    rows = np.rint(x * np.float32(127) / of_row).astype(int)
-    columns = np.rint(matrix * np.float32(127) / of_column).astype(int)
-    return (rows @ columns) * (of_row.astype(float) * of_column.astype(float) / 127**2)
+    row_scale = np.abs(x).max(axis=1, keepdims=True)
+    column_scale = np.abs(matrix).max(axis=0, keepdims=True)
+    rows = np.rint(x * np.float32(127) / row_scale).astype(int)
+    columns = np.rint(matrix * np.float32(127) / column_scale).astype(int)
+    return (rows @ columns) * (row_scale.astype(float) * column_scale.astype(float) / 127**2)
 
 
 @needs_int8
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 11), st.integers(1, 67), st.integers(1, 53), st.booleans(), st.integers(0, 999))
 def test_a_product_is_of_whole_numbers(B, d, n, transposed, seed):
-    chance = np.random.default_rng(seed)
-    x, matrix = chance.normal(size=(B, d)).astype("float32"), chance.normal(size=(d, n)).astype("float32")
-    x *= np.exp(3 * chance.normal(size=(B, 1))).astype("float32")  # rows of different sizes
+    random = np.random.default_rng(seed)
+    x, matrix = random.normal(size=(B, d)).astype("float32"), random.normal(size=(d, n)).astype("float32")
+    x *= np.exp(3 * random.normal(size=(B, 1))).astype("float32")  # rows of different sizes
     integers, largest = int8.quantized(matrix, axis=0)
-    found = int8.int8_product(x, integers.T if transposed else integers, largest, transposed)
+    output = int8.int8_product(x, integers.T if transposed else integers, largest, transposed)
     expected = by_hand(x, matrix)
     # A component that lies between two whole numbers may be rounded to either.
     step = np.abs(x).max(axis=1, keepdims=True) * np.abs(matrix).max(axis=0) / 127
-    np.testing.assert_array_less(np.abs(found - expected), 1e-5 * np.abs(expected) + 1.01 * step)
-    assert np.mean(np.abs(found - expected) > 1e-4 * step) < 0.05
+    np.testing.assert_array_less(np.abs(output - expected), 1e-5 * np.abs(expected) + 1.01 * step)
+    assert np.mean(np.abs(output - expected) > 1e-4 * step) < 0.05
 
 
 @needs_int8
 def test_rows_do_not_depend_on_each_other():
-    chance = np.random.default_rng(0)
-    x = chance.normal(size=(13, 37)).astype("float32")
-    integers, largest = int8.quantized(chance.normal(size=(37, 29)), 0)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(13, 37)).astype("float32")
+    integers, largest = int8.quantized(random.normal(size=(37, 29)), 0)
     x[3] = 0
     x[5] *= 1e6
     together = np.asarray(int8.int8_product(x, integers, largest))
@@ -68,9 +68,9 @@ def test_whole_numbers_stand_for_their_weights_to_half_a_step():
     matrix[:, 4] = 0
     for axis in (0, 1):
         integers, largest = int8.quantized(matrix, axis)
-        meant = integers * np.expand_dims(largest, axis) / 127
+        dequantized = integers * np.expand_dims(largest, axis) / 127
         assert integers.dtype == np.int8 and (np.abs(integers).max(axis) == np.where(largest > 0, 127, 0)).all()
-        assert (np.abs(meant - matrix) <= np.expand_dims(largest, axis) / 253).all()
+        assert (np.abs(dequantized - matrix) <= np.expand_dims(largest, axis) / 253).all()
 
 
 def test_small_matrices_stay_float32(monkeypatch):
@@ -93,9 +93,9 @@ def close_to(translator, texts=TEXTS):
     assert {len(weight.shape) for weight in eight.model.weights if weight.dtype == "float32"} == {1}
     source, length, _ = translator.source(tf.constant(texts))
     target = translator.search(source, length, beam_size=1, max_length=9).ids[:, 0]
-    found, expected = eight.score_targets(source, target), translator.score_targets(source, target)
-    assert np.abs(found - expected).max() < 0.5 and np.abs(found - expected).mean() < 0.05
-    assert not np.allclose(found, expected, atol=1e-6)
+    scores, expected = eight.score_targets(source, target), translator.score_targets(source, target)
+    assert np.abs(scores - expected).max() < 0.5 and np.abs(scores - expected).mean() < 0.05
+    assert not np.allclose(scores, expected, atol=1e-6)
     return eight
 
 
@@ -110,9 +110,9 @@ def test_a_translator_in_8_bits(translator, tmp_path):
     metadata = json.loads((tmp_path / "1/assets.extra/tf_transformer.json").read_text())
     assert (metadata["dtype"], metadata["parameters"]) == ("int8", translator.model.count_params())
     again = tt.Translator.from_pretrained(tmp_path / "1")
-    for found, expected in zip(again.model.weights, eight.model.weights, strict=True):
-        assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected)
+    for weight, expected in zip(again.model.weights, eight.model.weights, strict=True):
+        assert weight.dtype == expected.dtype
+        np.testing.assert_array_equal(weight, expected)
     expected = [best.text for best, *_ in eight.n_best(TEXTS, 1)]
     assert again(TEXTS) == tt.load(tmp_path / "1")(TEXTS) == expected
 

@@ -38,21 +38,21 @@ def test_the_gradient_is_that_of_differences(shape):
     layer, x, upstream = built(LayerNormalization, shape), 3 * normal(*shape) + 1, normal(*shape, seed=1)
     output, gradients = of_training(layer, x, upstream)
     weights, step = weights_of(layer), 1e-5
-    given = [x.astype("float64"), weights["gamma"], weights["beta"]]
+    inputs = [x.astype("float64"), weights["gamma"], weights["beta"]]
 
     def formula(x, gamma, beta):
         named, rows = {"norm/gamma": gamma, "norm/beta": beta}, x.reshape(-1, shape[-1])
         return oracle.add_and_norm(rows, 0 * rows, named).reshape(shape)
 
-    close(output, formula(*given), atol=1e-5)
-    for found, values in zip(gradients, given, strict=True):
-        for place in np.ndindex(values.shape):
-            kept, ends = values[place], []
-            for moved in (kept + step, kept - step):
-                values[place] = moved
-                ends.append(np.sum(formula(*given) * upstream))
-            values[place] = kept
-            close(array(found)[place], (ends[0] - ends[1]) / (2 * step), rtol=1e-4, atol=1e-5)
+    close(output, formula(*inputs), atol=1e-5)
+    for gradient, values in zip(gradients, inputs, strict=True):
+        for index in np.ndindex(values.shape):
+            value, ends = values[index], []
+            for shifted in (value + step, value - step):
+                values[index] = shifted
+                ends.append(np.sum(formula(*inputs) * upstream))
+            values[index] = value
+            close(array(gradient)[index], (ends[0] - ends[1]) / (2 * step), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16", "float64"])
@@ -63,9 +63,9 @@ def test_output_and_gradient_are_kerass(shape, policy):
     (output, gradients), (expected, of_keras) = (of_training(layer, x, normal(*shape, seed=1)) for layer in layers)
     assert ops.dtype(output) == layers[0].compute_dtype
     exact = {"float32": 1e-4, "mixed_bfloat16": 2**-7, "mixed_float16": 2**-9, "float64": 1e-4}[policy]
-    for found, wanted in zip([output, *gradients], [expected, *of_keras], strict=True):
-        size = np.abs(array(ops.cast(wanted, "float32"))).max()
-        close(ops.cast(found, "float32"), ops.cast(wanted, "float32"), rtol=exact, atol=exact * size)
+    for ours, theirs in zip([output, *gradients], [expected, *of_keras], strict=True):
+        size = np.abs(array(ops.cast(theirs, "float32"))).max()
+        close(ops.cast(ours, "float32"), ops.cast(theirs, "float32"), rtol=exact, atol=exact * size)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -91,8 +91,8 @@ def test_graph_and_jit_compute_what_eager_does(mode):
     value, gradients = COMPILERS[mode](step)()
     expected, of_eager = step()
     close(value, expected, rtol=1e-4)
-    for found, wanted in zip(gradients, of_eager, strict=True):
-        close(found, wanted, rtol=1e-4, atol=1e-5)
+    for gradient, expected_gradient in zip(gradients, of_eager, strict=True):
+        close(gradient, expected_gradient, rtol=1e-4, atol=1e-5)
 
 
 def test_training_changes_nothing_and_it_survives_saving():

@@ -66,11 +66,11 @@ SCOPES = {
 def test_a_layer_is_computed_once_more_and_trains_alike(make, scope, options, more):
     """With the same dropout: the second time a layer draws the same numbers, and the time after it draws others."""
     losses, weights, calls = trained(make, contextlib.nullcontext(), **options)
-    found, others, calls_again = trained(make, keras.RematScope(**SCOPES[scope]), **options)
-    assert calls_again == calls + more  # of each step, eagerly; of the one trace otherwise
-    np.testing.assert_allclose(found, losses, rtol=1e-5)
-    for weight, other in zip(weights, others, strict=True):
-        np.testing.assert_allclose(other, weight, atol=1e-6)
+    remat_losses, remat_weights, remat_calls = trained(make, keras.RematScope(**SCOPES[scope]), **options)
+    assert remat_calls == calls + more  # of each step, eagerly; of the one trace otherwise
+    np.testing.assert_allclose(remat_losses, losses, rtol=1e-5)
+    for weight, remat_weight in zip(weights, remat_weights, strict=True):
+        np.testing.assert_allclose(remat_weight, weight, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["full", "activations", "larger_than", "list_of_layers"])
@@ -87,17 +87,19 @@ def test_a_model_decodes_before_it_has_trained(mode):
         return model((source, target)), model.decode_step(target[:, :1], cache, memory_mask, [0], 0)[0]
 
     x = IDS[:, :6], IDS
-    for found, expected in zip(tf.function(decode)(*map(tf.constant, x)), decode(*x), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+    for output, expected in zip(tf.function(decode)(*map(tf.constant, x)), decode(*x), strict=True):
+        np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
 def test_inference_knows_no_scope(monkeypatch):
     with keras.RematScope():
         layer = tt.layers.EncoderLayer(2, 23)
-    asked = []
-    monkeypatch.setattr(keras.layers.Layer, "rematerialized_call", lambda _, call, *__, **___: asked.append(1) or call)
+    wrapped = []
+    monkeypatch.setattr(
+        keras.layers.Layer, "rematerialized_call", lambda _, call, *__, **___: wrapped.append(1) or call
+    )
     layer(np.ones((1, 3, 8)))
     layer(np.ones((1, 3, 8)), training=False)
-    assert not asked
+    assert not wrapped
     layer(np.ones((1, 3, 8)), training=True)
-    assert asked
+    assert wrapped

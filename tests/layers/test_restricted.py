@@ -51,8 +51,8 @@ def test_restricted_attention_is_attention_under_a_banded_mask(T, window):
     query, key, value = normal(B, h, T, d_k), normal(B, h, T, d_k), normal(B, h, T, d_v)
     arguments = [ops.array(x) for x in (query, key, value)]
     for mask in (None, padding(T)):
-        given = as_key_mask(mask)
-        output, scores = restricted_attention(*arguments, given, window=window)
+        key_mask = as_key_mask(mask)
+        output, scores = restricted_attention(*arguments, key_mask, window=window)
         assert output.shape == value.shape and ops.dtype(scores) == "float32"
         for b, i in np.ndindex(B, h):
             allowed = np.array(oracle.near(T, window), bool).reshape(T, T) & (True if mask is None else mask[b])
@@ -76,8 +76,8 @@ def test_restricted_attention_has_the_gradients_of_the_banded_mask():
 
         return value_and_gradients(scalar, inputs)[1]
 
-    found = gradients(restricted)
-    for gradient, expected in zip(found, gradients(lambda *inputs: attention(*inputs, band)[0]), strict=True):
+    result = gradients(restricted)
+    for gradient, expected in zip(result, gradients(lambda *inputs: attention(*inputs, band)[0]), strict=True):
         close(gradient, expected)
         assert np.abs(array(expected)).max() > 0.1
 
@@ -151,14 +151,14 @@ print(peak() - before, h * n * n * 4)
 @pytest.mark.slow
 def test_long_sequences_fit_in_a_fraction_of_the_memory_of_all_weights():
     """16,384 positions and 8 heads: 8 GiB for one copy of float32 weights [h, n, n]."""
-    taken, all_weights = map(int, run_python(LONG).split())
-    assert all_weights == 8 * 2**30 and 0 < taken < all_weights / 16
+    peak, all_weights = map(int, run_python(LONG).split())
+    assert all_weights == 8 * 2**30 and 0 < peak < all_weights / 16
 
 
 def test_a_long_sequence_answers_as_its_neighbourhoods_do():
     n, reach = 16_384, WINDOW // 2
     x = normal(1, n, d)
-    found, unrestricted = RESTRICTED(x), built(EncoderLayer)
-    for place in (reach, 15, 16, 8_191, 8_192, n - 1 - reach):
-        around = x[:, place - reach : place + reach + 1]
-        close(found[:, place], unrestricted(around)[:, reach])
+    output, unrestricted = RESTRICTED(x), built(EncoderLayer)
+    for position in (reach, 15, 16, 8_191, 8_192, n - 1 - reach):
+        around = x[:, position - reach : position + reach + 1]
+        close(output[:, position], unrestricted(around)[:, reach])

@@ -19,23 +19,23 @@ def built(layer):
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_feed_forward_is_equation_2(activation):
     layer, x = built(FeedForward(d_ff, activation)), normal(B, T, d)
-    found = layer(x)
+    result = layer(x)
     for b in range(B):
-        close(found[b], oracle.feed_forward(x[b], weights_of(layer), activation))
+        close(result[b], oracle.feed_forward(x[b], weights_of(layer), activation))
 
 
 def test_add_and_norm():
     layer, x, output = built(AddAndNorm()), normal(B, T, d), normal(B, T, d, seed=1)
-    found = layer(x, output)
+    result = layer(x, output)
     for b in range(B):
-        close(found[b], oracle.add_and_norm(x[b], output[b], weights_of(layer)))
+        close(result[b], oracle.add_and_norm(x[b], output[b], weights_of(layer)))
 
 
 def test_the_norm_of_a_constant_row_is_its_offset():
     """Its variance is 0: epsilon keeps the quotient finite, and magnifies rounding a thousandfold."""
     layer = built(AddAndNorm())
-    found = layer(np.ones((B, T, d)), np.ones((B, T, d)))
-    close(found, np.broadcast_to(weights_of(layer)["norm/beta"], (B, T, d)), atol=1e-3)
+    result = layer(np.ones((B, T, d)), np.ones((B, T, d)))
+    close(result, np.broadcast_to(weights_of(layer)["norm/beta"], (B, T, d)), atol=1e-3)
 
 
 def test_epsilon_is_added_to_the_variance():

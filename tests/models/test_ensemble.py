@@ -28,12 +28,12 @@ def test_probabilities_are_the_mean_and_attention_is_that_of_all_heads():
     logits, scores = ENSEMBLE((ops.array(SOURCE), ops.array(TARGET)), return_attention_scores=True)
     assert ops.dtype(logits) == "float32"
     for b in range(B):
-        each = [oracle.transformer(SOURCE[b], TARGET[b], weights_of(model), N, h) for model in ENSEMBLE.models]
-        probabilities = [[oracle.softmax(row) for row in rows] for rows, _ in each]
+        outputs = [oracle.transformer(SOURCE[b], TARGET[b], weights_of(model), N, h) for model in ENSEMBLE.models]
+        probabilities = [[oracle.softmax(row) for row in rows] for rows, _ in outputs]
         close(logits[b], np.log(np.mean(probabilities, axis=0)), atol=1e-5)
-        for kind, found in scores._asdict().items():
+        for kind, weights in scores._asdict().items():
             for i in range(N):
-                close(found[i][b], np.concatenate([attended[kind][i] for _, attended in each]), atol=1e-5)
+                close(weights[i][b], np.concatenate([attended[kind][i] for _, attended in outputs]), atol=1e-5)
 
 
 # test_model.py has one model's step compiled by XLA; that of three takes seconds.
@@ -57,10 +57,10 @@ def test_no_chance_is_so_small_that_its_logarithm_is_not_finite():
 
 
 def test_in_another_dtype():
-    again = ENSEMBLE.astype("bfloat16").astype("float32")
-    assert again.dtype_policy.name == "float32" and len(again.models) == MODELS
-    for found, expected in zip(again.get_weights(), ENSEMBLE.get_weights(), strict=True):
-        np.testing.assert_array_equal(found, array(ops.cast(ops.cast(expected, "bfloat16"), "float32")))
+    restored = ENSEMBLE.astype("bfloat16").astype("float32")
+    assert restored.dtype_policy.name == "float32" and len(restored.models) == MODELS
+    for weight, expected in zip(restored.get_weights(), ENSEMBLE.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, array(ops.cast(ops.cast(expected, "bfloat16"), "float32")))
 
 
 def test_models_that_differ_are_refused():

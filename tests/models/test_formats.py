@@ -24,19 +24,19 @@ def ids(*shape):
 def run(path, *inputs):
     """The answer of the engine for the file's format."""
     if path.suffix == ".tflite":
-        answer = tf.lite.Interpreter(str(path)).get_signature_runner()
-        (found,) = answer(**dict(zip(answer.get_input_details(), inputs, strict=True))).values()
-        return found
+        runner = tf.lite.Interpreter(str(path)).get_signature_runner()
+        (output,) = runner(**dict(zip(runner.get_input_details(), inputs, strict=True))).values()
+        return output
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, dict(zip([each.name for each in session.get_inputs()], inputs, strict=True)))
-    return found
+    (output,) = session.run(None, dict(zip([x.name for x in session.get_inputs()], inputs, strict=True)))
+    return output
 
 
 @pytest.fixture(scope="module")
 def embedded():
-    given = keras.Input((None,), dtype="int32")
-    x = tt.layers.PositionalEmbedding(53, 32)(given)
-    return given, tt.layers.EncoderLayer(num_heads=4, d_ff=23)(x)
+    inputs = keras.Input((None,), dtype="int32")
+    x = tt.layers.PositionalEmbedding(53, 32)(inputs)
+    return inputs, tt.layers.EncoderLayer(num_heads=4, d_ff=23)(x)
 
 
 def export(model, folder, format):
@@ -54,9 +54,9 @@ every_format = pytest.mark.parametrize(
 @every_format
 @pytest.mark.parametrize("kind", ["classifier", "tagger"])
 def test_a_model_of_our_layers(embedded, kind, format, tmp_path):
-    given, x = embedded
+    inputs, x = embedded
     x = keras.layers.GlobalAveragePooling1D()(x) if kind == "classifier" else x
-    model = keras.Model(given, keras.layers.Dense(3)(x))
+    model = keras.Model(inputs, keras.layers.Dense(3)(x))
     model(ids(2, 3))  # Keras exports what was called
     path = export(model, tmp_path, format)
     for shape in ((2, 7), (5, 3), (1, 11)):

@@ -50,12 +50,12 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_and_attention_weights(kind, tmp_path):
     config = TransformerConfig(num_layers=N, **KINDS[kind], **SIZES)
-    of_oracle = {name: value for name, value in KINDS[kind].items() if name not in ("positions", "max_length")}
+    options = {name: value for name, value in KINDS[kind].items() if name not in ("positions", "max_length")}
     model = built(config)
     logits, scores = model((SOURCE, TARGET), return_attention_scores=True)
     assert logits.shape == (B, T, V) and ops.dtype(logits) == "float32"
     for b in range(B):
-        expected, expected_scores = oracle.transformer(SOURCE[b], TARGET[b], weights_of(model), N, h, **of_oracle)
+        expected, expected_scores = oracle.transformer(SOURCE[b], TARGET[b], weights_of(model), N, h, **options)
         real = np.sum(TARGET[b] != 0)  # what stands behind it does not matter
         close(logits[b, :real], expected[:real], atol=1e-5)
         for i in range(N):
@@ -207,13 +207,13 @@ def test_a_variant_overrides_what_it_is_made_of(tmp_path):
     model = Deep(MODEL.config)
     model.build()
     weights = weights_of(draw_weights(model))
-    found = model((SOURCE, TARGET))
+    logits = model((SOURCE, TARGET))
     expected, _ = oracle.transformer(SOURCE[1], TARGET[1], weights, N, h, num_decoder_layers=N + 1)
-    close(found[1], expected, atol=1e-5)
+    close(logits[1], expected, atol=1e-5)
     model.save(tmp_path / "model.keras")
-    for again in (keras.models.load_model(tmp_path / "model.keras"), model.astype("float32")):
-        assert type(again) is Deep
-        close(again((SOURCE, TARGET)), found)
+    for copy in (keras.models.load_model(tmp_path / "model.keras"), model.astype("float32")):
+        assert type(copy) is Deep
+        close(copy((SOURCE, TARGET)), logits)
 
 
 @keras.saving.register_keras_serializable("test_model")
@@ -384,6 +384,6 @@ def test_predict_takes_batches_of_any_length():
     data, lengths = pytest.importorskip("tensorflow").data.Dataset, (2, 5, 3)
     spec = ((pytest.importorskip("tensorflow").TensorSpec([None, None], "int32"),) * 2,)
     batches = data.from_generator(lambda: (((SOURCE, TARGET[:, :T]),) for T in lengths), output_signature=spec)
-    found = MODEL.predict(batches, verbose=0)
+    logits = MODEL.predict(batches, verbose=0)
     for i, T in enumerate(lengths):
-        close(found[2 * i : 2 * i + 2].to_tensor(), MODEL((SOURCE, TARGET[:, :T])), atol=1e-5)
+        close(logits[2 * i : 2 * i + 2].to_tensor(), MODEL((SOURCE, TARGET[:, :T])), atol=1e-5)

@@ -59,7 +59,7 @@ def test_the_newest_of_both_kinds(tmp_path):
 def test_a_folder_without_a_model_is_one_line(tmp_path):
     pytest.importorskip("ai_edge_litert")
     put(tmp_path / "1")
-    for folder, found in ((tmp_path, "found no {} in "), (tmp_path / "nowhere", "found nothing at ")):
+    for folder, reason in ((tmp_path, "found no {} in "), (tmp_path / "nowhere", "found nothing at ")):
         for take, files in (
             (saved_model_of, SAVED_MODEL),
             (model_folder, " or ".join(EXPORTS)),
@@ -67,7 +67,7 @@ def test_a_folder_without_a_model_is_one_line(tmp_path):
             (litert_client.opened, "model.tflite or model.onnx"),
         ):
             is_client = take in (LiteRT, litert_client.opened)
-            kind, message = (FileNotFoundError, "found no {} in ") if is_client else (tt.BadInput, found)
+            kind, message = (FileNotFoundError, "found no {} in ") if is_client else (tt.BadInput, reason)
             with pytest.raises(kind, match=f"or of its versions, {message.format(files)}{folder}"):
                 take(folder)
         assert not needs_no_tensorflow(folder)
@@ -93,8 +93,8 @@ def test_what_another_folder_is_and_what_opens_it(tmp_path, capsys):
         model_folder: {"run": of_run, "marian": of_checkpoint, "nowhere": "found nothing at", "records": "prepared"},
     }
     for take, folders in expected.items():
-        for name, found in folders.items():
-            with pytest.raises(tt.BadInput, match=f"expected .*, .*{found}") as error:
+        for name, reason in folders.items():
+            with pytest.raises(tt.BadInput, match=f"expected .*, .*{reason}") as error:
                 take(tmp_path / name)
             assert len(str(error.value).splitlines()) == 1
     assert re.search("found nothing at", fails(translate, [tmp_path / "nowhere"], capsys))

@@ -26,7 +26,7 @@ from tf_transformer.training.run import Run
 from tf_transformer.utils import reading
 
 
-def refused(function, message):
+def assert_rejected(function, message):
     """Checks that a call raises one line before it takes much memory."""
     tracemalloc.start()
     try:
@@ -45,9 +45,9 @@ def refused(function, message):
 def test_json_of_another_kind(tmp_path, content):
     file = tmp_path / "a.json"
     file.write_bytes(content)
-    refused(lambda: reading.read_json(file), "^[^ ]*a.json: expected a JSON object, got something else: ")
+    assert_rejected(lambda: reading.read_json(file), "^[^ ]*a.json: expected a JSON object, got something else: ")
     os.truncate(file, 2**40)
-    refused(lambda: reading.read_json(file), r"a.json: expected at most 67,108,864 bytes, got 1,099,")
+    assert_rejected(lambda: reading.read_json(file), r"a.json: expected at most 67,108,864 bytes, got 1,099,")
 
 
 def test_values_of_json_become_those_of_their_kinds():
@@ -55,15 +55,15 @@ def test_values_of_json_become_those_of_their_kinds():
         learning_rate_factor=2
     )
     values, kinds = {"step": 3.0, "seconds": 2.5, "more": None}, {"step": int, "seconds": int | float, "seeds": list}
-    found = reading.check_kinds(values, kinds)
-    assert found == values and type(found["step"]) is int
+    converted = reading.check_kinds(values, kinds)
+    assert converted == values and type(converted["step"]) is int
     for value in (True, None, "3", 2.5, [3]):
-        refused(
+        assert_rejected(
             lambda value=value: reading.check_kinds({"step": value}, kinds),
             rf"^step: expected a whole number, got {re.escape(repr(value))}$",
         )
-    refused(lambda: reading.check_kinds({"seeds": {"a": 1}}, kinds), "^seeds: expected a list, got {'a': 1}$")
-    refused(lambda: reading.made_of(MarianConfig, {"vocab_size": [10**12]}), "^vocab_size: expected a positive")
+    assert_rejected(lambda: reading.check_kinds({"seeds": {"a": 1}}, kinds), "^seeds: expected a list, got {'a': 1}$")
+    assert_rejected(lambda: reading.made_of(MarianConfig, {"vocab_size": [10**12]}), "^vocab_size: expected a positive")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_matrix_weights_are_those_of_the_model(config):
     matrices = [weight for weight in build_model(config).weights if len(weight.shape) == 2]
     assert config.matrix_weights == sum(int(np.prod(weight.shape)) for weight in matrices)
     config.check_stored(config.matrix_weights)
-    refused(lambda: config.check_stored(config.matrix_weights - 1), "expected sizes of a model that fit the ")
+    assert_rejected(lambda: config.check_stored(config.matrix_weights - 1), "expected sizes of a model that fit the ")
 
 
 # YAML
@@ -109,7 +109,7 @@ def test_yaml_of_aliases_or_too_deep():
 def test_archives_that_become_larger(tmp_path):
     zeros, path = np.zeros(10**6, "uint8"), tmp_path / "a.npz"
     np.savez_compressed(path, zeros)
-    refused(lambda: reading.read_npz(path), "a.npz: expected arrays .*: expected an archive without compr")
+    assert_rejected(lambda: reading.read_npz(path), "a.npz: expected arrays .*: expected an archive without compr")
     np.savez(path, zeros, name=np.asfortranarray(np.arange(6).reshape(2, 3)))
     arrays = reading.read_npz(path)
     assert arrays.keys() == {"name", "arr_0"} and reading.read_npz(path, ["name"]).keys() == {"name"}
@@ -130,7 +130,9 @@ def test_arrays_that_are_larger_than_their_file(tmp_path, header):
     content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + bytes(64)
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("a.npy", content)
-    refused(lambda: reading.read_npz(tmp_path / "a.npz"), "a.npz: expected arrays of NumPy, got something else: ")
+    assert_rejected(
+        lambda: reading.read_npz(tmp_path / "a.npz"), "a.npz: expected arrays of NumPy, got something else: "
+    )
 
 
 def test_weights_in_hdf5_lie_in_their_file(tmp_path):
@@ -149,8 +151,8 @@ def test_weights_in_hdf5_lie_in_their_file(tmp_path):
     larger, elsewhere = r"expected arrays of at most [\d,]+ bytes", "expected arrays that lie in the file, got a/b"
     for name, problem in (("empty", larger), ("packed", larger), ("other", elsewhere), ("linked", elsewhere)):
         message = f"{name}.h5: expected weights in HDF5, .*: {problem}"
-        refused(lambda name=name: reading.check_h5(tmp_path / f"{name}.h5"), message)
-    refused(lambda: reading.check_h5(tmp_path / "secret"), "secret: expected weights in HDF5")
+        assert_rejected(lambda name=name: reading.check_h5(tmp_path / f"{name}.h5"), message)
+    assert_rejected(lambda: reading.check_h5(tmp_path / "secret"), "secret: expected weights in HDF5")
 
 
 # Tokenizers
@@ -159,7 +161,7 @@ def test_weights_in_hdf5_lie_in_their_file(tmp_path):
 CONTROLS = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "minloglevel": 2}
 
 
-def learned(text, **options):
+def foreign_model(text, **options):
     """A SentencePiece model from elsewhere."""
     file, files = io.BytesIO(), f"{text / 'train.en'},{text / 'train.de'}"
     sentencepiece.SentencePieceTrainer.train(input=files, model_writer=file, **CONTROLS | options)
@@ -167,7 +169,7 @@ def learned(text, **options):
 
 
 def test_a_sentencepiece_model_without_bytes(text):
-    tokenizer = tt.Tokenizer(learned(text, model_type="char", vocab_size=60, hard_vocab_limit=False))
+    tokenizer = tt.Tokenizer(foreign_model(text, model_type="char", vocab_size=60, hard_vocab_limit=False))
     assert (tokenizer.first_piece, tokenizer.control_tokens) == (4, [])
     ids = tokenizer.tokenize(["Two doors.", "Two \u4e1c doors."])
     assert tokenizer.detokenize(ids).numpy().tolist()[0] == b"Two doors."
@@ -181,17 +183,19 @@ def test_a_sentencepiece_model_without_bytes(text):
 
 def test_other_control_tokens_are_not_those_of_trees(text):
     options = {"control_symbols": ["<2de>", "<2fr>"], "model_type": "bpe", "vocab_size": 350}
-    tokenizer = tt.Tokenizer(learned(text, byte_fallback=True, **options))
+    tokenizer = tt.Tokenizer(foreign_model(text, byte_fallback=True, **options))
     assert (tokenizer.first_piece, tokenizer.control_tokens) == (6 + 256, [])
     ours = tt.Tokenizer.train(sorted(text.glob("train.*")), 350, control_tokens=["(NP", ")NP"])
     assert (ours.first_piece, ours.control_tokens) == (6 + 256, ["(NP", ")NP"])
 
 
 def test_models_with_other_controls_or_pieces_that_are_not_utf_8(text):
-    model = learned(text, model_type="char", vocab_size=60, hard_vocab_limit=False)
-    refused(lambda: tt.Tokenizer(model.replace("▁".encode(), b"\xff\xfe\xfd")), "expected a SentencePiece model, got")
-    other = learned(text, pad_id=3, unk_id=0, model_type="char", vocab_size=60)
-    refused(lambda: tt.Tokenizer(other), "pad, bos, eos, unk")
+    model = foreign_model(text, model_type="char", vocab_size=60, hard_vocab_limit=False)
+    assert_rejected(
+        lambda: tt.Tokenizer(model.replace("▁".encode(), b"\xff\xfe\xfd")), "expected a SentencePiece model, got"
+    )
+    other = foreign_model(text, pad_id=3, unk_id=0, model_type="char", vocab_size=60)
+    assert_rejected(lambda: tt.Tokenizer(other), "pad, bos, eos, unk")
 
 
 def test_faults_that_are_not_a_files_pass(tmp_path, translator, saved, monkeypatch):

@@ -35,13 +35,13 @@ def test_a_service_has_no_terminal(stream, monkeypatch):
     say("Tür")
 
 
-def test_the_package_prints_in_one_way():
+def test_only_terminal_py_prints():
     without_package = {"check.py", "loader.py", "probe.py", "litert_client.py"}
-    alone = {"terminal.py"} | without_package
+    exempt = {"terminal.py"} | without_package
     for path in (ROOT / "tf_transformer").rglob("*.py"):
         calls = (node.func for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call))
         names = {name.id for name in calls if isinstance(name, ast.Name)}
-        assert path.name in alone or "print" not in names, path
+        assert path.name in exempt or "print" not in names, path
 
 
 def program(main, command="", **environment):
@@ -70,13 +70,13 @@ def test_a_program_ends_quietly_when_its_reader_goes_away():
 
 def test_a_program_s_end_does_not_wait_for_tensorflow():
     """An unexpected error shows its traceback at once."""
-    known = "import atexit, sys; atexit.register(lambda: print('tensorflow' in sys.modules)); "
-    status, output, errors = program(f"{known}raise KeyError('own')")
+    at_exit = "import atexit, sys; atexit.register(lambda: print('tensorflow' in sys.modules)); "
+    status, output, errors = program(f"{at_exit}raise KeyError('own')")
     assert (status, output) == (1, b"False\n") and errors.endswith("\nKeyError: 'own'\n")
     stopped = "from tf_transformer.utils.terminal import TrainingInterrupted as Stop; "
     stopped += "raise Stop('stopped after saving step 7', 15)"
     line = "\nstopped after saving step 7; start it again with the same options to resume\n"
-    assert program(known + stopped) == (143, b"False\n", line)
+    assert program(at_exit + stopped) == (143, b"False\n", line)
 
 
 @pytest.mark.parametrize(("number", "status", "errors"), [(15, 143, ""), (2, 130, ""), (0, 1, "saved step 7\n")])

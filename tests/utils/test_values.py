@@ -33,13 +33,13 @@ HOSTILE = [
     *(np.array(3), np.zeros((40, 40)), np.array("x"), decimal.Decimal(2), "16", "", "two\nlines", b"7"),
     *([], [1], (), {}, {"a": 1}, object(), int, lambda: 1),
 ]
-MADE = {"Score", "SearchOption", "Summary", "HeldOut"}  # dataclasses that the package makes, and users read
+RETURNED = {"Score", "SearchOption", "Summary", "HeldOut"}  # dataclasses that the package makes, and users read
 
 
 def kinds_of(annotation):
     """Returns the members of a union, or the annotation itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return [kind for each in typing.get_args(annotation) for kind in kinds_of(each)]
+        return [kind for member in typing.get_args(annotation) for kind in kinds_of(member)]
     return [annotation]
 
 
@@ -51,7 +51,7 @@ def is_option(annotation):
 
 def options_of(function):
     parameters = inspect.signature(function).parameters.values()
-    return {each.name: each.annotation for each in parameters if is_option(each.annotation)}
+    return {p.name: p.annotation for p in parameters if is_option(p.annotation)}
 
 
 def is_checked(function):
@@ -68,31 +68,35 @@ def members():
     pages = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs/reference/api").glob("*.md")))
     names = re.findall(r"^::: (tf_transformer\.\S+)", pages, re.MULTILINE)
     names += [f"{module}.{name}" for name, module in tt._HOMES.items()]
-    found = {}
+    by_name = {}
     for name in names:
         if "extensions.beam" in name:  # test_beam.py has it
             continue
-        here = pkgutil.resolve_name(name)
-        for each in vars(here).values() if inspect.ismodule(here) else [here]:
-            is_own = not inspect.ismodule(here) or getattr(each, "__module__", "") == here.__name__
-            if is_own and (inspect.isclass(each) or inspect.isfunction(each)) and not each.__name__.startswith("_"):
-                found[f"{each.__module__}.{each.__qualname__}"] = each
-    return sorted(found.items())
+        owner = pkgutil.resolve_name(name)
+        for member in vars(owner).values() if inspect.ismodule(owner) else [owner]:
+            is_own = not inspect.ismodule(owner) or getattr(member, "__module__", "") == owner.__name__
+            if (
+                is_own
+                and (inspect.isclass(member) or inspect.isfunction(member))
+                and not member.__name__.startswith("_")
+            ):
+                by_name[f"{member.__module__}.{member.__qualname__}"] = member
+    return sorted(by_name.items())
 
 
 def functions():
     """Yields functions, constructors and methods that have options, with the class or function they belong to."""
-    for name, each in members():
-        for part, function in vars(each).items() if inspect.isclass(each) else [("", each)]:
+    for name, owner in members():
+        for part, function in vars(owner).items() if inspect.isclass(owner) else [("", owner)]:
             function = getattr(function, "__func__", function)
-            is_made = part == "__init__" and dataclasses.is_dataclass(each)  # checks its fields
+            is_made = part == "__init__" and dataclasses.is_dataclass(owner)  # checks its fields
             if inspect.isfunction(function) and not is_made and options_of(function):
-                yield f"{name}.{part}".rstrip("."), each, function
+                yield f"{name}.{part}".rstrip("."), owner, function
 
 
 def dataclasses_of_users():
     """Returns those that check themselves, or have options."""
-    kinds = [each for _, each in members() if dataclasses.is_dataclass(each) and each.__name__ not in MADE]
+    kinds = [each for _, each in members() if dataclasses.is_dataclass(each) and each.__name__ not in RETURNED]
     has_options = {kind for kind in kinds if any(is_option(field.type) for field in dataclasses.fields(kind))}
     return [kind for kind in kinds if hasattr(kind, "__post_init__") or kind in has_options]
 
@@ -125,8 +129,8 @@ def outcome(option, act):
     ],
 )
 def test_what_a_value_becomes(value, kind, expected):
-    found = convert("x", value, kind)
-    assert found == expected and type(found) is type(expected)
+    result = convert("x", value, kind)
+    assert result == expected and type(result) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -232,16 +236,16 @@ def test_ranges(kind):
 
 def test_every_option_of_a_function_is_checked():
     public, checked_names = [getattr(tt, name) for name in tt.__all__], set()
-    for name, each, function in functions():
+    for name, owner, function in functions():
         if not is_checked(function):
-            assert each not in public or not name.endswith((each.__name__, "__init__")), f"decorate {name}"
+            assert owner not in public or not name.endswith((owner.__name__, "__init__")), f"decorate {name}"
             continue
         checked_names.add(function.__qualname__)
         for option, annotation in options_of(function).items():
             has_other = any(not is_option(kind) and kind is not type(None) for kind in kinds_of(annotation))
             for value in HOSTILE:
-                made = outcome(option, lambda o=option, v=value, a=annotation: convert(o, v, a))
-                assert not made or has_other or is_plain(made[0]), (name, option, value, made)
+                result = outcome(option, lambda o=option, v=value, a=annotation: convert(o, v, a))
+                assert not result or has_other or is_plain(result[0]), (name, option, value, result)
     assert {"load", "text_pairs", "TextCorpus", "corpus", "Translator.n_best", "Tokenizer.train"} <= checked_names
 
 
@@ -267,14 +271,14 @@ def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch
         "Trainer": {"path": tmp_path, "config": tt.PRESETS["tiny"], "corpus": tt.ToyCorpus()},
     }
     for kind in dataclasses_of_users():
-        own = arguments.get(kind.__name__, {})
+        required = arguments.get(kind.__name__, {})
         for field in dataclasses.fields(kind):
             for value in HOSTILE:
-                made = outcome(field.name, lambda k=kind, a=own | {field.name: value}: k(**a))
-                if made and is_option(field.type):
-                    found = getattr(made[0], field.name)
-                    assert is_plain(found) and json.dumps(found), (kind, field.name, value)
-                    assert dataclasses.replace(made[0]) == made[0]
+                result = outcome(field.name, lambda k=kind, a=required | {field.name: value}: k(**a))
+                if result and is_option(field.type):
+                    stored = getattr(result[0], field.name)
+                    assert is_plain(stored) and json.dumps(stored), (kind, field.name, value)
+                    assert dataclasses.replace(result[0]) == result[0]
     assert not list(tmp_path.iterdir())
 
 
@@ -314,9 +318,9 @@ def other_calls(folder, translator):
 
 def ends(good):
     """Of (value, what it becomes): the values that become the least and the greatest number, and those of no number."""
-    numbers = sorted((result, place) for place, (_, result) in enumerate(good) if type(result) in (int, float))
-    places = {place for _, place in (*numbers[:1], *numbers[-1:])}
-    return [value for place, (value, result) in enumerate(good) if place in places or type(result) not in (int, float)]
+    numbers = sorted((result, index) for index, (_, result) in enumerate(good) if type(result) in (int, float))
+    chosen = {index for _, index in (*numbers[:1], *numbers[-1:])}
+    return [value for index, (value, result) in enumerate(good) if index in chosen or type(result) not in (int, float)]
 
 
 def written(folder):
@@ -334,8 +338,8 @@ def test_every_call_refuses_or_works(calls, translator, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for call, arguments in calls(tmp_path, translator):
         for option, annotation in options_of(call).items():
-            made = [(v, outcome(option, lambda o=option, v=v, a=annotation: convert(o, v, a))) for v in HOSTILE]
-            for value in ends([(value, results[0]) for value, results in made if results]):
+            outcomes = [(v, outcome(option, lambda o=option, v=v, a=annotation: convert(o, v, a))) for v in HOSTILE]
+            for value in ends([(value, results[0]) for value, results in outcomes if results]):
                 before = written(tmp_path)
                 if not outcome(option, lambda c=call, a=arguments | {option: value}: c(**a)):
                     assert written(tmp_path) == before

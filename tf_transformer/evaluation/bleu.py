@@ -87,11 +87,11 @@ def compare(
     lists = _lists_of(references)
     outputs = {name: check(translations, lists)[0] for name, translations in systems.items()}
     scores = {}
-    for flavour, metric in metrics(lists[0]).items():
-        signatures, results = PairedTest(list(outputs.items()), {flavour: metric}, lists, "bs", samples)()
+    for metric_name, metric in metrics(lists[0]).items():
+        signatures, results = PairedTest(list(outputs.items()), {metric_name: metric}, lists, "bs", samples)()
         ((kind, signature),) = signatures.items()
         by_system: Any = zip(systems, results[kind], strict=True)
-        scores[flavour] = {name: Score(r.score, str(signature), r.ci, r.p_value) for name, r in by_system}
+        scores[metric_name] = {name: Score(r.score, str(signature), r.ci, r.p_value) for name, r in by_system}
     return scores
 
 
@@ -102,17 +102,17 @@ def check(translations: Texts, references: References) -> tuple[list[str], list[
         BadInput: If they are not lists of strings, of different lengths, or empty.
     """
     translations, lists = list_of("translations", translations), _lists_of(references)
-    for one in lists:
-        if not 0 < len(translations) == len(one):
-            count = f"got {len(translations):,} translations and {len(one):,} references"
+    for texts in lists:
+        if not 0 < len(translations) == len(texts):
+            count = f"got {len(translations):,} translations and {len(texts):,} references"
             raise BadInput(f"expected as many translations as references, and at least one; {count}")
     return translations, lists
 
 
 def _lists_of(references: References) -> list[list[str]]:
-    given: Any = references
-    several = isinstance(given, list | tuple) and given and not isinstance(given[0], str | bytes)
-    return [list_of("references", one) for one in (given if several else [given])]
+    is_several = isinstance(references, list | tuple) and references and not isinstance(references[0], str | bytes)
+    lists: Any = references if is_several else [references]
+    return [list_of("references", texts) for texts in lists]
 
 
 def list_of(name: str, texts: Texts) -> list[str]:

@@ -77,8 +77,8 @@ class DecoderLayer(TransformerLayer):
     def check_inputs(self, inputs: dict[str, Any]) -> None:
         has_memory = inputs.get("memory") is not None
         if self.built and inputs.get("cache") is None and has_memory != (self.cross_attention is not None):
-            which = "none, as in its first call" if has_memory else "[B, S, d], got none"
-            raise BadInput(f"{self.name}: expected memory {which}. Use one layer with memory and another without")
+            expected = "none, as in its first call" if has_memory else "[B, S, d], got none"
+            raise BadInput(f"{self.name}: expected memory {expected}. Use one layer with memory and another without")
 
     def init_cache(self, memory: Tensor = None, slots: int = 0, x: Tensor = None) -> DecoderCache:
         """Returns a cache with `slots` empty slots for target tokens, and the projection of memory [B, S, d].
@@ -116,8 +116,8 @@ class DecoderLayer(TransformerLayer):
             cache = DecoderCache(target, kv)
         if attention_mask is None:
             attention_mask = causal_mask(ops.shape(x)[1], ops.shape(target.key)[2], first)
-        seen = intersect(attention_mask, padding)
-        attended, self_scores = self.self_attention.attend(inputs, target, seen, training=training)
+        attention_mask = intersect(attention_mask, padding)
+        attended, self_scores = self.self_attention.attend(inputs, target, attention_mask, training=training)
         x, cross_scores = self.self_attention_norm(x, attended, training=training), None
         if kv is not None:
             inputs, memory_mask = self.cross_attention_norm.sublayer_input(x), as_key_mask(memory_mask)

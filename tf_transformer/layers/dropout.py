@@ -30,8 +30,8 @@ class Dropout(Rematerialized, keras.layers.Dropout):
             return keras.random.dropout(inputs, self.rate, seed=seed)
         shape = (*ops.shape(inputs)[:-1], width // 2)
         pairs = keras.random.randint(shape, -(2**31), 2**31 - 1, seed=seed)  # Two components' bits in each int32.
-        kept = ops.cast(ops.view(pairs, "int16") >= dropped - 2**15, inputs.dtype)
-        return inputs * (kept * ops.cast(2**16 / (2**16 - dropped), inputs.dtype))
+        keep_mask = ops.cast(ops.view(pairs, "int16") >= dropped - 2**15, inputs.dtype)
+        return inputs * (keep_mask * ops.cast(2**16 / (2**16 - dropped), inputs.dtype))
 
 
 class _ReplicaSeed(keras.random.SeedGenerator):

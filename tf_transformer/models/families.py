@@ -96,8 +96,8 @@ def config_of(values: Mapping[str, Any]) -> TransformerConfig:
     fields = {family.config: {field.name for field in dataclasses.fields(family.config)} for family in families()}
     fitting = [config for config, names in fields.items() if values.keys() <= names]
     if not fitting:
-        known = set().union(*fields.values())
-        wrong = ", ".join(map(str, values.keys() - known)) or "those of several families"
+        supported = set().union(*fields.values())
+        wrong = ", ".join(map(str, values.keys() - supported)) or "those of several families"
         raise BadInput(f"expected the fields of a model's configuration, got also {wrong}")
     return made_of(min(fitting, key=lambda config: len(fields[config])), dict(values))
 

@@ -44,10 +44,10 @@ def matching(pattern: str | os.PathLike[str]) -> list[str]:
     """Returns the files of a pattern such as "text/*.en", sorted by name. An existing path wins over the pattern."""
     path = user_path(pattern)
     literal = next((parent for parent in (path, *path.parents) if parent.exists()), path)
-    rest = path.relative_to(literal)
-    if rest == Path():
+    relative = path.relative_to(literal)
+    if relative == Path():
         return [str(path)] if path.exists() else []
-    names = glob.glob(os.path.join(glob.escape(str(literal)), rest), recursive=True)
+    names = glob.glob(os.path.join(glob.escape(str(literal)), relative), recursive=True)
     return sorted(str(Path(name)) for name in names)
 
 
@@ -218,8 +218,8 @@ def locked(path: Path, message: str) -> Iterator[None]:
 
 def flush(path: Path) -> None:
     """Flushes a file, or a folder with its contents, to disk."""
-    for written in [*path.rglob("*"), path]:
-        _flush_one(written)
+    for inner in [*path.rglob("*"), path]:
+        _flush_one(inner)
 
 
 def _flush_one(path: Path) -> None:

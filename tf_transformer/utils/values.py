@@ -57,8 +57,8 @@ class Span(Kind):
 
 def span(lowest: float, highest: float = math.inf, most: float = math.inf) -> Span:
     """Returns a range of numbers. Those above `most` mean "no limit" and become `most`."""
-    words = f"at least {lowest}" if highest == math.inf else f"{lowest} to {highest}"
-    return Span(words, lambda number: lowest <= number <= highest, lambda number: min(number, most))
+    text = f"at least {lowest}" if highest == math.inf else f"{lowest} to {highest}"
+    return Span(text, lambda number: lowest <= number <= highest, lambda number: min(number, most))
 
 
 def between(lowest: int, highest: int) -> Kind:
@@ -138,10 +138,10 @@ def _as(kind: Any, value: Any) -> Any:
         is_valid = result is not None and result is not NO_VALUE and rule.holds(result)
         return rule.convert(result) if is_valid else NO_VALUE
     if origin in (Union, types.UnionType):
-        return next((result for each in arguments if (result := _as(each, value)) is not NO_VALUE), NO_VALUE)
+        return next((result for member in arguments if (result := _as(member, value)) is not NO_VALUE), NO_VALUE)
     if origin is Literal:
         value = plain(value)
-        return next((each for each in arguments if isinstance(value, type(each)) and value == each), NO_VALUE)
+        return next((member for member in arguments if isinstance(value, type(member)) and value == member), NO_VALUE)
     if kind in _SCALARS:
         result = _SCALARS[kind][0](value)
         return NO_VALUE if result is None else result
@@ -150,12 +150,12 @@ def _as(kind: Any, value: Any) -> Any:
             return NO_VALUE
         kinds = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
         results = tuple(map(_as, kinds, value))
-        return NO_VALUE if len(value) != len(kinds) or any(one is NO_VALUE for one in results) else results
+        return NO_VALUE if len(value) != len(kinds) or any(result is NO_VALUE for result in results) else results
     kind = origin or kind
     if kind in LISTS:
         # A text would be a list of characters, and sets have no order. Items are checked where they are used.
-        others = (str, bytes, Mapping, *(() if kind is Iterable else (set, frozenset)))
-        is_list = isinstance(plain(value), Iterable) and not isinstance(plain(value), others)
+        excluded = (str, bytes, Mapping, *(() if kind is Iterable else (set, frozenset)))
+        is_list = isinstance(plain(value), Iterable) and not isinstance(plain(value), excluded)
         return value if is_list else NO_VALUE
     is_class = isinstance(kind, type) and kind is not Any and not getattr(kind, "_is_protocol", False)
     return value if not is_class or isinstance(value, kind) else NO_VALUE
@@ -165,19 +165,19 @@ def _words(kind: Any) -> list[str]:
     """Returns descriptions of the alternatives of an annotation, which follow "expected"."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return [words for each in arguments for words in _words(each)]
+        return [text for member in arguments for text in _words(member)]
     if origin is Literal:
-        return [repr(each) for each in arguments]
+        return [repr(member) for member in arguments]
     if origin is Annotated:
         return [str(arguments[1].words)]
     if kind in _SCALARS:
         return [_SCALARS[kind][1]]
     if origin is tuple and arguments[1:] != (...,):
-        has_lists = all((get_origin(each) or each) in LISTS for each in arguments)
+        has_lists = all((get_origin(member) or member) in LISTS for member in arguments)
         return [f"a list of {len(arguments)}{' lists' * has_lists}"]
     kind = origin or kind
-    words = {type(None): "None", str: "text", os.PathLike: "a path", Callable: "a function", Mapping: "a dictionary"}
-    return ["a list" if kind in (*LISTS, tuple) else words.get(kind, f"a {getattr(kind, '__name__', kind)}")]
+    names = {type(None): "None", str: "text", os.PathLike: "a path", Callable: "a function", Mapping: "a dictionary"}
+    return ["a list" if kind in (*LISTS, tuple) else names.get(kind, f"a {getattr(kind, '__name__', kind)}")]
 
 
 def shown(value: Any) -> str:
@@ -197,11 +197,11 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     result = _as(kind, value)
     if result is not NO_VALUE:
         return result
-    words = _words(kind)
+    alternatives = _words(kind)
     base, rule, *_ = *get_args(kind), None, None
     if base is int and isinstance(rule, Span) and (real := number(value)) is not None and rule.holds(real):
-        words = ["a whole number"]  # 2.5 is in the range
-    *first, last = words
+        alternatives = ["a whole number"]  # 2.5 is in the range
+    *first, last = alternatives
     raise BadInput(f"{name}: expected {', '.join(first)}{' or ' * bool(first)}{last}, got {shown(value)}")
 
 
@@ -215,9 +215,9 @@ def checked(function: F) -> F:
     """Decorates a public function, so that it converts its arguments. Annotations in quotes are not checked."""
     signature = inspect.signature(function)
     kinds = {
-        each.name: each.annotation
-        for each in signature.parameters.values()
-        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) and each.annotation is not each.empty
+        p.name: p.annotation
+        for p in signature.parameters.values()
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.annotation is not p.empty
     }
 
     @functools.wraps(function)
