@@ -18,27 +18,27 @@ ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Sizes and rates of a Transformer, in the paper's symbols; the defaults are `base` (section 5.4, Table 3).
+    """Sizes and rates of a Transformer, in the paper's notation. The defaults are `base` (section 5.4, Table 3).
 
     Attributes:
         num_layers: N, number of layers in each of the two stacks.
         d_model: width of every sub-layer's output.
         d_ff: width of the feed-forward sub-layer's hidden layer.
         num_heads: h, number of attention heads.
-        d_k: width of a head's keys and queries; `None` means d_model / num_heads.
-        d_v: width of a head's values; `None` means d_model / num_heads.
+        d_k: width of a head's keys and queries, by default d_model / num_heads.
+        d_v: width of a head's values, by default d_model / num_heads.
         dropout: P_drop, the dropout rate. It applies to every sub-layer's output and to embedding + position.
-        attention_dropout: dropout rate of attention weights; the paper has none.
+        attention_dropout: dropout rate of attention weights, not in the paper.
         label_smoothing: epsilon_ls of section 5.4.
         positions: "sinusoidal" (section 3.5) or "learned" (row E).
-        max_length: number of learned positions; unused when sinusoidal.
+        max_length: number of learned positions, unused if they are sinusoidal.
         vocab_size: V, size of the shared vocabulary, including control tokens.
-        num_decoder_layers: layers in the decoder, if not as in the encoder; with few it translates faster.
-        norm_first: whether normalization comes before each sub-layer, and once more at the end of each stack; in the
-            paper it comes after each sub-layer.
+        num_decoder_layers: number of decoder layers, if not num_layers. Fewer translate faster.
+        norm_first: whether to normalize before each sub-layer and at the end of each stack, instead of after each
+            sub-layer as in the paper.
         activation: activation of feed-forward networks: "relu" as in the paper, "gelu", or "swish", also named "silu".
         use_bias: whether attention's projections have biases, for families whose models have them.
-        epsilon: epsilon of layer normalization; the paper names none, the authors' code has this one.
+        epsilon: epsilon of layer normalization, from the authors' code.
 
     Raises:
         BadInput: If a value is out of range.
@@ -77,17 +77,17 @@ class TransformerConfig:
 
     @property
     def decoder_layers(self) -> int:
-        """The number of layers in the decoder."""
+        """Number of layers in the decoder."""
         return self.num_decoder_layers or self.num_layers
 
     @property
     def alignment_heads(self) -> int | None:
-        """The number of the last layer's first heads whose mean aligns words; `None` means all."""
+        """Number of the last layer's first heads whose mean aligns words. `None` means all."""
         return None
 
     @property
     def matrix_weights(self) -> int:
-        """The number of weights in the model's matrices, without biases and norms."""
+        """Number of weights in the model's matrices, without biases and norms."""
         d_k, d_v = (size or self.d_model // self.num_heads for size in (self.d_k, self.d_v))
         attention, feed_forward = 2 * self.num_heads * (d_k + d_v), 2 * self.d_ff
         rows = self.vocab_size + (self.max_length if self.positions == "learned" else 0)
@@ -98,7 +98,7 @@ class TransformerConfig:
     def check_stored(self, size: Bytes) -> None:
         """Raises BadInput if a file of `size` bytes is too small for this model, even with one byte per weight.
 
-        So a damaged configuration is detected before memory is allocated.
+        This detects a damaged configuration before memory is allocated.
         """
         if self.matrix_weights > size:
             names = ("vocab_size", "d_model", "d_ff", "num_layers")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
     tf = lazily("tensorflow", "training on several devices")
 
-Strategy = Any  # of tf.distribute; `None` on another backend
+Strategy = Any  # a tf.distribute.Strategy, or `None` on another backend
 
 
 def strategy(devices: str | None = None) -> Strategy:
@@ -30,7 +30,7 @@ def strategy(devices: str | None = None) -> Strategy:
             in it, each on all of its GPUs.
 
     Raises:
-        BadInput: If there are no such devices, or TF_CONFIG is not JSON or another kind of cluster.
+        BadInput: If a device does not exist, or TF_CONFIG is not JSON or another kind of cluster.
     """
     if keras.backend.backend() != "tensorflow":
         if devices:
@@ -57,7 +57,7 @@ def strategy(devices: str | None = None) -> Strategy:
 
 
 def _machines() -> int:
-    """Returns the number of machines in TF_CONFIG; without it, one."""
+    """Returns the number of machines in TF_CONFIG, 1 without it."""
     text = os.environ.get("TF_CONFIG") or "{}"
     try:
         settings = json.loads(text)

@@ -10,12 +10,12 @@ PAD_ID = 0
 
 
 def padding_mask(ids: Tensor) -> Any:
-    """Returns which of the ids [B, S] are real tokens: bool [B, S]."""
+    """Returns a mask of the real tokens among ids [B, S]: bool [B, S]."""
     return ops.not_equal(ids, PAD_ID)
 
 
 def causal_mask(queries: Tensor, keys: Tensor = None, first: Tensor = 0) -> Any:
-    """Returns a mask with which queries attend to their own and to earlier positions: bool [1, T, S].
+    """Returns a mask under which queries attend to the same and earlier positions: bool [1, T, S].
 
     Args:
         queries: T, the number of queries.
@@ -32,7 +32,7 @@ def as_key_mask(mask: Tensor) -> Any:
 
 
 def intersect(first: Tensor, second: Tensor) -> Any:
-    """Returns the intersection of two attention masks; `None` allows everything."""
+    """Returns the intersection of two attention masks. `None` allows everything."""
     if first is None or second is None:
         return second if first is None else first
     return ops.logical_and(first, second)

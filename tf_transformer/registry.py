@@ -1,7 +1,7 @@
 """The registry of engines, formats, families, tasks and commands, which other distributions can extend.
 
-Each is an object with a name. Those of this package are listed below as "module:attribute", and imported at first use.
-Another distribution adds some by entry points, for example in its setup.cfg:
+Each is an object with a name. This package's are listed below as "module:attribute" and imported at first use. Another
+distribution adds objects by entry points, for example in its setup.cfg:
 
     [options.entry_points]
     tf_transformer.formats =
@@ -67,7 +67,7 @@ def names(kind: Kind) -> list[str]:
 
 
 def find(kind: Kind, name: str) -> Any:
-    """Imports the object with this name. It raises BadInput if there is none, or if it cannot be imported."""
+    """Imports the object with this name, or raises BadInput if it does not exist or cannot be imported."""
     option = {"families": "family"}.get(kind, kind.removesuffix("s"))
     if entry := _entry_points(kind).get(name):
         try:

@@ -39,7 +39,7 @@ def bleu(translations: Texts, references: References) -> Score:
     """Returns cased BLEU on detokenized text, 0 to 100.
 
     The script of most of the references chooses the tokenizer: zh for Chinese, ja-mecab for Japanese if MeCab is
-    installed, char for Korean and for scripts without spaces such as Thai, Lao, Burmese and Khmer; otherwise 13a.
+    installed, char for Korean and for scripts without spaces such as Thai, Lao, Burmese and Khmer, and 13a for others.
     """
     translations, lists = check(translations, references)
     return _score(BLEU(tokenize=_tokenizers(lists[0])[0]), translations, lists)
@@ -48,7 +48,7 @@ def bleu(translations: Texts, references: References) -> Score:
 def paper_bleu(translations: Texts, references: References) -> Score:
     """Returns the paper's BLEU for English-German, with compounds split at hyphens, 0 to 100.
 
-    On newstest2014 it is 0.7 to 1.0 above `bleu`. The authors tokenized with Moses; this function uses 13a.
+    On newstest2014 it is 0.7 to 1.0 above `bleu`. It tokenizes with 13a, whereas the authors used Moses.
     """
     return _score(_paper_metric(), *check(translations, references))
 
@@ -63,7 +63,7 @@ def metrics(references: list[str]) -> dict[str, Metric]:
     metrics: dict[str, Metric] = {f"BLEU {name}": BLEU(tokenize=name) for name in _tokenizers(references)}
     if "BLEU 13a" in metrics:  # the script has spaces between words
         metrics |= {
-            "BLEU 13a lower-cased": BLEU(lowercase=True, tokenize="13a"),  # as in the Multi30k literature
+            "BLEU 13a lower-cased": BLEU(lowercase=True, tokenize="13a"),  # the Multi30k literature's
             "BLEU 13a, compounds split": _paper_metric(),
             "BLEU intl": BLEU(tokenize="intl"),
         }
@@ -125,7 +125,7 @@ def list_of(name: str, texts: Texts) -> list[str]:
         raise BadInput(f"{name}: expected a list of strings, got {type(texts).__name__}") from None
     for i, text in enumerate(strings):
         if not isinstance(text, str):
-            raise BadInput(f"{name}: expected strings, got {type(text).__name__} at place {i}")
+            raise BadInput(f"{name}: expected strings, got {type(text).__name__} at index {i}")
     return strings
 
 

@@ -2,7 +2,7 @@
 
 A pair of sentences is (source, target, scores): S source tokens, T target tokens, and the `AttentionScores` of only
 this pair, B = 1. `Translator.attention` returns such pairs. A row of the decoder's weights belongs to the token that
-the decoder writes; its self-attention reads the tokens before that one.
+it predicts. Its self-attention reads the tokens before that one.
 """
 
 import json
@@ -45,11 +45,11 @@ def attention_page(pairs: Iterable[Pair]) -> str:
         pairs: Pairs (source, target, scores), at least one.
 
     Raises:
-        BadInput: If there is no pair, or the weights of one do not fit its tokens.
+        BadInput: If `pairs` is empty, or the weights of a pair do not fit its tokens.
     """
 
     def in_thousandths(row: np.ndarray) -> list[int]:
-        # The page takes what is missing at the end of a row for 0.
+        # The page reads missing values at the end of a row as 0.
         return np.trim_zeros(np.rint(1000 * row.astype("float64")).astype(int), "b").tolist()
 
     def as_json(rows: list[str], columns: list[str], layers: list[np.ndarray]) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def attention_page(pairs: Iterable[Pair]) -> str:
     if not data:
         raise BadInput("expected a pair of sentences to draw, got none")
     text = json.dumps({"kinds": KINDS, "pairs": data}, separators=(",", ":"))
-    # Inside a script element only "<" needs escaping; the other two are for other parsers.
+    # Only "<" needs escaping inside a script element. The other two are for other parsers.
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Path(__file__).with_name("attention.html").read_text(encoding="utf-8").replace(MARKER, text)
@@ -79,7 +79,7 @@ def attention_figure(pair: Pair, kind: Kind = "cross", layer: Layer = -1, heads:
         heads: Indices of the heads. Defaults to all.
 
     Raises:
-        BadInput: If there is no such kind, layer or head, the weights do not fit the tokens, or matplotlib is missing.
+        BadInput: If kind, layer or head does not exist, the weights do not fit the tokens, or matplotlib is missing.
     """
     Figure = import_extra("matplotlib.figure", "pictures", "a figure").Figure
     rows, columns, layers = _parts(pair)[kind]

@@ -38,7 +38,7 @@ class DecoderLayer(TransformerLayer):
         slot: The cache's slot for the first column of `x`.
         return_attention_scores: Whether to also return the attention weights.
         training: Whether to apply dropout.
-        mask: As `x_mask`. Keras uses this name if there is no memory.
+        mask: Same as `x_mask`. Keras uses this name without memory.
 
     Returns:
         Tensor of shape `(B, T, d)`. Then, with a cache, the new cache. Then, if requested, the weights of

@@ -33,7 +33,7 @@ def sinusoids(positions: Tensor, d_model: Count, kind: Sinusoids = "sinusoidal")
     Returns:
         float32 [T, d_model], accurate to about 1e-6 for positions below 4,096.
     """
-    frequencies = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)  # of each sine and cosine, float64
+    frequencies = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)  # float64
     if kind == "fairseq":
         frequencies = 10_000.0 ** (-np.arange(len(frequencies)) / max(len(frequencies) - 1, 1))
     # A plain float32 product of position and frequency is wrong by up to 2e-4 below position 4,096. So compute in full
@@ -50,7 +50,7 @@ def sinusoids(positions: Tensor, d_model: Count, kind: Sinusoids = "sinusoidal")
 
 
 class Positions(Layer):
-    """The base of the layers that add positions (section 3.5): sinusoids, or a table of learned vectors.
+    """Base of the layers that add positions (section 3.5): sinusoids, or a table of learned vectors.
 
     A subclass has the attributes `positions` and `max_length`, and `d_model` once it is built.
     """

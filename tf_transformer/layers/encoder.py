@@ -78,7 +78,7 @@ class EncoderLayer(TransformerLayer):
         use_causal_mask: Whether a position attends only to itself and to all before it.
         return_attention_scores: Whether to also return the attention weights.
         training: Whether to apply dropout.
-        x_mask: As `mask`. Keras uses this name if `attention_mask` is a tensor.
+        x_mask: Same as `mask`. Keras uses this name if `attention_mask` is a tensor.
 
     Returns:
         Tensor of shape `(B, S, d)`, and if requested the attention weights `(B, h, S, S)`.

@@ -11,7 +11,7 @@ Adapter = tuple[keras.Variable, keras.Variable, keras.Variable, float]
 
 
 def adapter_of(layer: keras.layers.Layer) -> Adapter | None:
-    """Returns a layer's adapter: the matrix, the two factors, and the scale of their product; `None` without LoRA."""
+    """Returns a layer's adapter: the matrix, two factors, and the scale of their product, or `None` without LoRA."""
     if not getattr(layer, "lora_enabled", False):
         return None
     name = "kernel" if hasattr(layer, "lora_kernel_a") else "embeddings"
@@ -38,7 +38,7 @@ def frozen_weights(model: keras.Model) -> list[str]:
     """
     factors = {id(factor) for _, a, b, _ in adapters(model) for factor in (a, b)}
     adapted = {id(matrix) for matrix, a, b, _ in adapters(model) if a.trainable or b.trainable}
-    frozen: dict[str, dict[str, bool]] = {}  # by layer and weight
+    frozen: dict[str, dict[str, bool]] = {}  # {layer: {weight: is frozen}}
     for name, weight in _by_name(model).items():
         if id(weight) not in factors:
             is_frozen = not weight.trainable and id(weight) not in adapted

@@ -13,7 +13,7 @@ from tf_transformer.masks import intersect
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import Count, checked
 
-MIN_BLOCK = 16  # positions in a block of `restricted_attention`; smaller matmuls take as long
+MIN_BLOCK = 16  # positions in a block of `restricted_attention`. Smaller matmuls take as long.
 
 
 @checked

@@ -22,7 +22,7 @@ class Ensemble(keras.Model):
         models: Built `Transformer`s of one configuration and one dtype, for one tokenizer.
 
     Raises:
-        BadInput: If there are none, or they differ.
+        BadInput: If `models` is empty, or they differ.
     """
 
     def __init__(self, models: list[Transformer], **kwargs: Any) -> None:
@@ -46,7 +46,7 @@ class Ensemble(keras.Model):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
-        """Does the same as `Transformer.encode`; memory is a list with [B, S, d] per model."""
+        """Works like `Transformer.encode`, but memory is a list with [B, S, d] per model."""
         mask = padding_mask(source) if mask is None else mask
         encoded = [model.encode(source, mask, return_attention_scores, training) for model in self.models]
         return [memory for memory, _, _ in encoded], mask, _side_by_side(scores for _, _, scores in encoded)

@@ -28,10 +28,10 @@ class Pretrained(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """The contents of the files of a checkpoint that `transformers` reads."""
+    """Contents of the files of a checkpoint that `transformers` reads."""
 
     tensors: Mapping[str, np.ndarray]  # float32, by PyTorch's names
-    files: Mapping[str, Any]  # by name: values of .json, bytes of others
+    files: Mapping[str, Any]  # {name: value of a .json file, or bytes of another}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Family:
         model: Class of its models.
         tokenizer: Class of its tokenizers.
         recognizes: Function that returns whether a folder holds one of its checkpoints.
-        load: Function that reads such a folder. `None` if there are no pretrained models.
+        load: Function that reads such a folder. `None` if the family has no pretrained models.
         write: Function that returns the contents of such a folder for a translator of this family.
         owner: Default owner of its models on the Hugging Face Hub.
     """
@@ -75,7 +75,7 @@ def families() -> list[Family]:
 
 
 def family_named(name: str) -> Family:
-    """Returns the family with this name. It raises BadInput if there is none."""
+    """Returns the family with this name, or raises BadInput."""
     return registry.find("families", name)
 
 
@@ -129,7 +129,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """Loads a tokenizer from a file, such as a run's tokenizer.model.
 
     Raises:
-        FileNotFoundError: If there is no file.
+        FileNotFoundError: If the file does not exist.
         BadInput: If it holds something else.
     """
     path = user_path(path)

@@ -19,7 +19,7 @@ else:
 
 
 class KerasModel(Model):
-    """The base of `Transformer`: methods of `keras.Model` that differ for a model of token ids.
+    """Base of `Transformer`: methods of `keras.Model` that differ for a model of token ids.
 
     Its inputs are source and target ids of shapes `(B, S)` and `(B, T)`. Its labels are ids of shape `(B, T)`.
 
@@ -31,12 +31,12 @@ class KerasModel(Model):
     after_fit: contextlib.ExitStack
 
     def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
-        # Checked here, since Keras adds lines of its own to an error from `call`.
+        # Checked here, since Keras adds lines to an error from `call`.
         check_pair(inputs)
         return super().__call__(inputs, *args, **kwargs)
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
-        """Trains the model as `keras.Model.fit` does, with errors of one line.
+        """Trains the model as `keras.Model.fit` does, with short errors.
 
         Args:
             args: Source and target ids, and labels, or batches of both, as Keras takes them.
@@ -44,7 +44,7 @@ class KerasModel(Model):
 
         Raises:
             BadInput: If all weights are frozen, `class_weight` is passed, or an id is out of range. Ids in arrays are
-                checked before the first step; others where TensorFlow can raise in a step, on a CPU.
+                checked before the first step. Others are checked in the step, if TensorFlow can raise there, on a CPU.
         """
         self._check_training(kwargs)
         arguments = dict(zip(("x", "y"), args, strict=False)) | kwargs

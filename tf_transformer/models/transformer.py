@@ -27,7 +27,7 @@ class AttentionScores(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """The attention weights of one pair of sentences, with its tokens for labels."""
+    """Attention weights of one pair of sentences, with its tokens for labels."""
 
     source: list[str]  # S tokens that the encoder reads, EOS last
     target: list[str]  # T tokens that the decoder writes, one per row of its weights
@@ -35,7 +35,7 @@ class Attention(NamedTuple):
 
 
 def check_finite(weights: Iterable[keras.Variable], where: str = "") -> None:
-    """Raises BadInput if a weight has a NaN or an infinity; `where` begins the message."""
+    """Raises BadInput if a weight has a NaN or an infinity. `where` begins the message."""
     for weight in weights:
         if not (finite := np.isfinite(keras.ops.convert_to_numpy(weight))).all():
             count = f"{finite.size - np.count_nonzero(finite):,} of {finite.size:,}"
@@ -44,7 +44,7 @@ def check_finite(weights: Iterable[keras.Variable], where: str = "") -> None:
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class Transformer(KerasModel):
-    """The Transformer of Figure 1: logits = model((source, target)).
+    """Transformer of Figure 1: logits = model((source, target)).
 
     Source and target are int ids of shapes `(B, S)` and `(B, T)`, where 0 is padding. Logits are float32 of shape
     `(B, T, V)`. The target is the decoder's input: the target sentence shifted right by one position, so that its first
@@ -101,7 +101,7 @@ class Transformer(KerasModel):
         return {name: getattr(self.config, name) for name in names} | {"dtype": self.dtype_policy}
 
     def decoder_options(self) -> dict[str, Any]:
-        """Returns the arguments of decoder layers; in the paper, those of encoder layers."""
+        """Returns the arguments of decoder layers, in the paper the same as of encoder layers."""
         return self.layer_options()
 
     def build(self, input_shape: Shape = None) -> None:
@@ -220,7 +220,7 @@ class Transformer(KerasModel):
             return_attention_scores: Whether to return each layer's attention weights too.
 
         Returns:
-            Logits [B, T, V] and the new cache; if requested, each layer's weights of self-attention [B, h, T, C] and of
+            Logits [B, T, V] and the new cache. If requested, each layer's weights of self-attention [B, h, T, C] and of
             cross-attention [B, h, T, S].
         """
         x, new_cache, self_scores, cross_scores = self.embedding.embed(target, position), [], [], []

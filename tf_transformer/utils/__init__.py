@@ -1,1 +1,1 @@
-"""What every room needs: values, files, messages, types."""
+"""Values, files, messages and types, for all subpackages."""

@@ -74,8 +74,8 @@ def lines_in(file: Iterable[bytes], digest: Any = None, is_start: bool = True) -
     """Yields the lines of an open text, without their ends and without a byte order mark at the start of the file.
 
     Only a newline ends a line, perhaps after a carriage return. Other separators belong to it, so line N of a source
-    file stays beside line N of its target file, whatever characters they contain. `digest`, of hashlib, is updated with
-    all bytes. `is_start` tells whether `file` begins with the first line.
+    file matches line N of its target file, whatever characters they contain. `digest`, of hashlib, is updated with all
+    bytes. `is_start` is whether `file` begins with the first line.
     """
     for line in file:
         if digest is not None:
@@ -101,8 +101,8 @@ def new_file(path: str | os.PathLike[str], rescue: Callable[[Path], None] | None
     replaces.
 
     If `path` is a symbolic link, its target is replaced. A pipe or a device is written to directly. If the block
-    raises, `rescue` is called with the temporary file before it is removed. Only SIGKILL leaves it, .NAME-*.tmp,
-    behind; it can be deleted.
+    raises, `rescue` is called with the temporary file before it is removed. Only SIGKILL leaves it behind, as
+    .NAME-*.tmp, which you can delete.
     """
     path = user_path(path)
     if path.exists() and not path.is_file():
@@ -200,7 +200,7 @@ def locked(path: Path, message: str) -> Iterator[None]:
     In `message`, {owner} is replaced by the other process. The lock is advisory. On a network file system it works only
     if that supports such locks.
     """
-    # Imported here, since the import looks for a temporary directory, which a read-only container lacks.
+    # The import looks for a temporary directory, which a read-only container does not have.
     import portalocker
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,10 +14,10 @@ VERSION = re.compile("[0-9]{1,18}")  # name of a version's folder
 HUB_NAME = re.compile(r"([\w.-]+/)?[\w.-]+")
 OF_PROGRAMS = ("runs", "savedmodels", "litert", "onnx", "ctranslate2", "transformers")  # folders that programs create
 SAVED_MODEL, LITERT, ONNX, CTRANSLATE2 = "saved_model.pb", "model.tflite", "model.onnx", "model.bin"
-EXPORTS = (SAVED_MODEL, LITERT, ONNX)  # those that tt.load opens
+EXPORTS = (SAVED_MODEL, LITERT, ONNX)  # tt.load opens them
 RUN = "a run, {0}, which tt.load opens, and of which `tf-transformer export --run {0} --name NAME` makes a SavedModel"
 CHECKPOINT = RUN.replace("a run", "a pretrained checkpoint").replace("--run", "--pretrained")
-OPENED_BY = {  # by a file that identifies a kind of folder, its description and what opens it
+OPENED_BY = {  # description of a kind of folder and what opens it, by a file that identifies the kind
     SAVED_MODEL: "a SavedModel, {}, which tt.load opens",
     LITERT: "a LiteRT export, {}, which tt.load opens",
     ONNX: "an ONNX export, {}, which tt.load opens",
@@ -52,8 +52,8 @@ def found_in(path: str | os.PathLike[str], *wanted: str) -> str:
 def is_hub_name(path: str | os.PathLike[str]) -> bool:
     """Returns whether a path is the name of a model on the Hugging Face hub.
 
-    A mistyped path must not load a model that somebody else uploaded under this name. So a name is refused if its first
-    part exists here, or is a folder that the programs create.
+    A mistyped path must not load a model from the hub. So it is not a name if its first part exists here, or is a
+    folder that the programs create.
     """
     name = os.fspath(path)
     first = name.partition("/")[0]
@@ -98,7 +98,7 @@ def model_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def find_saved_model(path: str | os.PathLike[str]) -> Path | None:
-    """Returns the folder of a SavedModel: `path` or its newest version. Returns `None` if there is none."""
+    """Returns the folder of a SavedModel: `path`, its newest version, or `None`."""
     return newest(user_path(path), SAVED_MODEL)
 
 

@@ -1,4 +1,4 @@
-"""Readers of untrusted files. They check a size before they spend memory or time on it, and errors have one line."""
+"""Readers of untrusted files. They check sizes before they spend memory or time, and errors have one line."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ import numpy as np
 
 from tf_transformer.utils.values import BadInput, convert
 
-MOST_BYTES = 2**26  # of a file that is read before it is parsed: JSON, YAML, tokenizers
+MOST_BYTES = 2**26  # largest JSON, YAML or tokenizer file
 MOST_NESTED = 50  # depth of YAML's collections
 LFS = b"version https://git-lfs.github.com/spec/"
 OF_PARSERS = (ArithmeticError, EOFError, KeyError, OSError, RuntimeError, ValueError)  # Python's errors of parsers
@@ -24,10 +24,10 @@ Made = TypeVar("Made")
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
-    """Turns what a parser raises about a file's contents inside the block into `BadInput` of one line.
+    """Converts errors of a parser about a file's contents inside the block to `BadInput`.
 
-    MemoryError, TypeError and others of Python's errors pass, since they are the machine's or faults of ours. So check
-    the types of a file's values before you use them, and build nothing inside the block.
+    MemoryError, TypeError and others of Python's errors pass, since they are the machine's or our faults. So check the
+    types of a file's values before you use them, and build nothing inside the block.
     """
     try:
         yield
@@ -36,7 +36,7 @@ def reading(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
             raise
         raise BadInput(f"{path}: {error}") from error
     except Exception as error:
-        # Libraries raise errors of their own classes.
+        # Libraries define error classes.
         is_of_file = isinstance(error, OF_PARSERS) or type(error).__module__ != "builtins"
         if isinstance(error, FileNotFoundError) or not is_of_file:
             raise
@@ -46,7 +46,7 @@ def reading(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
 
 
 def check_file(path: str | os.PathLike[str]) -> Path:
-    """Checks that a file exists and is not a pointer that Git LFS left in its place."""
+    """Checks that a file exists and is not a pointer of Git LFS."""
     if not (path := Path(path)).is_file():
         raise FileNotFoundError(f"expected a file, found none at {path}")
     with open(path, "rb") as file:
@@ -109,7 +109,7 @@ def read_npz(path: str | os.PathLike[str], names: Iterable[str] = ()) -> dict[st
         check_archive(check_file(path))
         with zipfile.ZipFile(path) as archive:
             for name in names or [member.removesuffix(".npy") for member in archive.namelist()]:
-                # NumPy's reader allocates the array of the header's shape before it sees how many bytes there are.
+                # NumPy's reader allocates the header's shape before it counts the bytes.
                 content = archive.read(f"{name}.npy")
                 file, form = io.BytesIO(content), np.lib.format
                 is_first = form.read_magic(file) == (1, 0)
@@ -156,5 +156,5 @@ def with_new_names(values: dict[str, Any], names: Mapping[str, str]) -> dict[str
 
 
 def check_kinds(values: dict[str, Any], kinds: dict[str, Any]) -> dict[str, Any]:
-    """Converts values of a JSON file that have an annotation in `kinds`; the others are unchanged."""
+    """Converts values of a JSON file that have an annotation in `kinds`. Others are unchanged."""
     return values | {name: convert(name, values[name], kind) for name, kind in kinds.items() if name in values}

@@ -30,8 +30,8 @@ class TrainingInterrupted(KeyboardInterrupt, SystemExit):
 
 
 def say(text: str = "", end: str = "\n") -> None:
-    """Prints without buffering. What the terminal cannot encode becomes an escape such as \\xfc, since printing must
-    never stop a training."""
+    """Prints without buffering. A character that the terminal cannot encode becomes an escape such as \\xfc, since
+    printing must never stop a training."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), end=end, flush=True)
 
@@ -75,7 +75,7 @@ class Progress:
         self._every: float | None = self.NEXT if self._changes else self.LOGGED if log else None
         self._began = time.monotonic()
         self._next = self._began + (self.FIRST if self._changes else self.LOGGED)
-        self._width = 0  # of the line on the screen
+        self._width = 0  # width of the line on the screen
 
     def add(self, count: int) -> None:
         """Adds to the number of finished things."""

@@ -12,7 +12,7 @@
     def n_best(self, texts: Sequence[str], n: Count) -> ...
 
 Whole numbers of any type, such as 1e5 or `np.int64(2)`, become `int`, other numbers `float`, and NumPy's flags `bool`.
-So values compare, hash and are stored as JSON like Python's own. Anything else is `BadInput` of one line that names the
+So values compare, hash and are stored as JSON like Python's numbers. Anything else raises `BadInput`, which names the
 option. Check values where users pass them: in public functions, dataclasses and files. Inner functions trust them.
 """
 
@@ -31,12 +31,12 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 MOST = 2**31 - 1  # largest count: TensorFlow's and NumPy's sizes are often int32
 SMALLEST, LARGEST = 1.2e-38, 3.4e38  # positive numbers of float32
 LISTS = (Sequence, Iterable, list)
-NO_VALUE = object()  # returned where a value is not of a kind
+NO_VALUE = object()  # returned if a value is not of a kind
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class BadInput(ValueError):
-    """Invalid input from a user. The message says in one line what was expected and what arrived."""
+    """Invalid input from a user. The message is one line with the requirement and the value."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def folded(seed: int) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Returns a NumPy scalar, or an array without axes, as Python's own value, and other values unchanged."""
+    """Returns a NumPy scalar, or an array without axes, as a Python value, and other values unchanged."""
     if getattr(value, "shape", None) != () or not hasattr(value, "item"):
         return value
     try:
@@ -83,7 +83,7 @@ def plain(value: Any) -> Any:
 
 
 def number(value: Any) -> float | None:
-    """Returns a number of any type as a `float`, infinity if it is too large; `None` for NaN and other values."""
+    """Returns a number of any type as a `float`, infinity if it is too large, and `None` for NaN and other values."""
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, Real) or value != value:
         return None
@@ -94,7 +94,7 @@ def number(value: Any) -> float | None:
 
 
 def whole(value: Any) -> int | None:
-    """Returns a whole number of any type as an `int`; `None` for other values."""
+    """Returns a whole number of any type as an `int`, and `None` for other values."""
     value = plain(value)
     if isinstance(value, Integral) and not isinstance(value, bool):
         return int(value)
@@ -120,7 +120,7 @@ Seed = Annotated[int, Kind("a whole number", convert=folded)]
 Positive = Annotated[float, Kind("a positive number that float32 holds", lambda number: SMALLEST < number < LARGEST)]
 Amount = Annotated[float, Kind("a finite number of 0 or more", lambda number: number >= 0)]
 Rate = Annotated[float, Kind("a rate in [0, 1)", lambda number: 0 <= number < 1)]
-Fact = Annotated[object, Kind("text or a finite number", _is_fact, plain)]  # what JSON can store
+Fact = Annotated[object, Kind("text or a finite number", _is_fact, plain)]  # stored in JSON
 
 _SCALARS: dict[Any, tuple[Callable[[Any], Any], str]] = {
     int: (whole, "a whole number"),
@@ -181,7 +181,7 @@ def _words(kind: Any) -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """Returns a short `repr` in one line. An object without a `repr` of its own is shown by its class."""
+    """Returns a short `repr` in one line. An object with the default `repr` is shown by its class."""
     kind: Any = type(value)
     if kind.__repr__ is object.__repr__:
         return f"a {kind.__name__}"
@@ -231,7 +231,7 @@ def checked(function: F) -> F:
                 bound.arguments[name] = convert(name, value, kinds[name])
         return function(*bound.args, **bound.kwargs)
 
-    # Keras asks `call` itself for its arguments.
+    # Keras inspects the signature of `call`.
     call.__signature__ = signature  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
 
