@@ -1,4 +1,4 @@
-"""What a translator or a parser answers, in a form to compare one backend with another."""
+"""Outputs of a translator or a parser as JSON, to compare backends."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from tf_transformer.inference.loading import trained
 
 
 def outputs_of(model, texts):
-    """By name, nested lists of texts and numbers."""
+    """Returns nested lists of texts and numbers, by name."""
     attention = model.attention(texts[0])
     weights = convert_to_numpy(attention.scores.cross[-1]).tolist()
     outputs = {"attention": [attention.source, attention.target, weights]}
@@ -40,7 +40,7 @@ def outputs_of(model, texts):
 
 
 def close(mine, other):
-    """Whether nested lists have the same texts, and numbers that differ by rounding alone."""
+    """Returns whether nested lists have the same texts, and numbers that differ only by rounding."""
     if isinstance(mine, list | tuple):
         return len(mine) == len(other) and all(map(close, mine, other))
     if isinstance(mine, float):

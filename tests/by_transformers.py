@@ -1,8 +1,8 @@
 """Outputs of Hugging Face's `transformers` for a checkpoint, in a process without this package and TensorFlow.
 
-    python tests/by_transformers.py FOLDER < question.json > answer.json
+    python tests/by_transformers.py FOLDER < request.json > response.json
 
-The question has texts, beams, extra (maximum tokens of an output beyond its source) and, of a model of several
+The request has texts, beams, extra (maximum tokens of an output beyond its source) and, of a model of several
 languages, the names of source and target and the target's token.
 """
 
@@ -16,10 +16,10 @@ from pathlib import Path
 
 def asked(folder, texts, beams, extra, languages=None):
     """Returns the subwords of each text with EOS, and the texts and log-probabilities of the best outputs."""
-    question = {"texts": texts, "beams": beams, "extra": extra, "languages": languages}
+    request = {"texts": texts, "beams": beams, "extra": extra, "languages": languages}
     command = [sys.executable, __file__, str(folder)]
-    environment = os.environ | {"TEMPORARILY_DISABLE_PROTOBUF_VERSION_CHECK": "true"}  # of TensorFlow's protobuf
-    done = subprocess.run(command, input=json.dumps(question).encode(), capture_output=True, env=environment)
+    environment = os.environ | {"TEMPORARILY_DISABLE_PROTOBUF_VERSION_CHECK": "true"}  # TensorFlow's protobuf
+    done = subprocess.run(command, input=json.dumps(request).encode(), capture_output=True, env=environment)
     assert not done.returncode, done.stderr.decode()
     result = json.loads(done.stdout)
     return result["pieces"], result["texts"], result["log_probs"]
@@ -33,32 +33,32 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    folder, question = Path(sys.argv[1]), json.load(sys.stdin)
+    folder, request = Path(sys.argv[1]), json.load(sys.stdin)
     tokenizer_options, search, codes = {"split_special_tokens": True}, {}, 0
-    if question["languages"]:
-        source, target, token = question["languages"]
+    if request["languages"]:
+        source, target, token = request["languages"]
         tokenizer_options |= {"src_lang": source, "tgt_lang": target}
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **tokenizer_options)
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
-    if question["languages"]:
+    if request["languages"]:
         search, codes = {"forced_bos_token_id": tokenizer.convert_tokens_to_ids(token)}, 1
     names = {}
-    if getattr(tokenizer, "separate_vocabs", False):  # its own function has names of targets alone
+    if getattr(tokenizer, "separate_vocabs", False):  # convert_ids_to_tokens has only names of targets
         names = {id: piece for piece, id in tokenizer.encoder.items()}
     result = {"pieces": [], "texts": [], "log_probs": []}
-    for text in question["texts"]:
+    for text in request["texts"]:
         batch = tokenizer([text], return_tensors="pt", split_special_tokens=True)
         ids = batch["input_ids"][0].tolist()
         result["pieces"].append([names[id] if names else tokenizer.convert_ids_to_tokens(id) for id in ids])
-        length = batch["input_ids"].shape[1] - 1 - codes + question["extra"]
+        length = batch["input_ids"].shape[1] - 1 - codes + request["extra"]
         with torch.inference_mode():
             output = model.generate(
                 **batch,
                 **search,
-                num_beams=question["beams"],
+                num_beams=request["beams"],
                 do_sample=False,
                 length_penalty=0.0,
-                early_stopping="never" if question["beams"] > 1 else False,
+                early_stopping="never" if request["beams"] > 1 else False,
                 max_length=None,
                 max_new_tokens=length + codes,
                 forced_eos_token_id=None,
@@ -66,7 +66,7 @@ def main() -> None:
                 return_dict_in_generate=True,
                 output_scores=True,
             )
-        if question["beams"] > 1:
+        if request["beams"] > 1:
             log_prob = output.sequences_scores[0].item()
         else:
             chosen = zip(output.scores, output.sequences[0, 1:], strict=True)

@@ -1,4 +1,4 @@
-"""Fixtures and helpers of all tests: a quiet TensorFlow, the same random numbers for every test, arrays to and fro."""
+"""Fixtures and helpers of all tests: quiet TensorFlow, fixed seeds, conversion of arrays."""
 
 import collections
 import dataclasses
@@ -56,8 +56,8 @@ AS_A_USER = {"test_docs.py", "test_matrix.py", "test_playground.py", "test_progr
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Runs graphs as they were traced, since rewriting them took a sixth of the fast tests' time. Slow tests, and the
-    program tests of these files, have what a user has."""
+    """Disables rewriting of graphs, which took a sixth of the fast tests' time. Slow tests, and program tests of these
+    files, run as for a user."""
     if BACKEND == "tensorflow":
         import tensorflow as tf
 
@@ -76,7 +76,7 @@ def freeze_what_is_old():
 
 @pytest.fixture(autouse=True)
 def seed():
-    """The same random numbers for every test."""
+    """Resets all seeds before each test."""
     if BACKEND != "tensorflow":
         keras.utils.set_random_seed(7)
         return
@@ -86,7 +86,7 @@ def seed():
     def restart_seeds(seed):
         context()._seed, context()._rng = seed, random.Random(seed)
 
-    # `tf.random.set_seed` would also make TensorFlow prepare each function again that it has run.
+    # `tf.random.set_seed` would also clear TensorFlow's cache of kernels.
     with mock.patch.object(tf.random, "set_seed", restart_seeds):
         keras.utils.set_random_seed(7)
 
@@ -134,10 +134,10 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def translator():
-    """A small translator with other outputs for other rows."""
+    """A small translator whose outputs differ between rows."""
     import tf_transformer as tt
 
-    pairs = tt.toy_corpus.corpus(train=20_600)["train"][20_000:]  # for these its outputs differ the most
+    pairs = tt.toy_corpus.corpus(train=20_600)["train"][20_000:]  # outputs for these differ the most
     tokenizer = tt.Tokenizer.train_from_iterator([text for pair in pairs for text in pair], 350)
     keras.utils.set_random_seed(11)
     model = tt.Transformer(tt.TransformerConfig(2, 24, 31, 3, d_k=5, d_v=7, vocab_size=350))

@@ -1,9 +1,9 @@
-"""Damage a file at random, and read it as the package does:
+"""Damages a file at random, and reads it as the package does:
 
     PYTHONPATH=. python tests/damaged.py KIND COUNT FOLDER
 
 Each of COUNT files must be read, or raise `BadInput` or `OSError` of one line. A reader that takes a minute, or 2 GiB,
-ends the process. A fourth argument repeats one seed. Prints a line of JSON."""
+ends the process. A fourth argument repeats one seed. Prints JSON."""
 
 import collections
 import contextlib
@@ -126,7 +126,7 @@ def use(translator):
 
 
 def run(folder):
-    """A run with two checkpoints, which is loaded and resumed."""
+    """Loads and resumes a run with two checkpoints."""
     corpus, _, _, tokenizer = text_of(folder)
     model, path = new_model(), folder / "run"
     stored = Run(path)
@@ -153,7 +153,7 @@ def run(folder):
 
 
 def run_with_matching_checksum(folder):
-    """A run whose checksum of the weights is that of the damaged ones."""
+    """Loads a run whose stored checksum matches the damaged weights."""
     read, newest = run(folder), folder / "run/checkpoints/step-00000002"
 
     def read_them():
@@ -180,7 +180,7 @@ def ids(folder):
 
 
 def records(folder, unfinished=False):
-    """Records that are read; or `unfinished` ones, of which one shard is damaged, that are finished first."""
+    """Reads records, after finishing them if they are `unfinished` and a shard is damaged."""
     _, train, _, tokenizer = text_of(folder)
     source = TextSource(*train)
     work = Preparation(source, folder / "records")
@@ -265,7 +265,7 @@ def trees(folder):
 
 
 def text(folder, packed=False):
-    """Plain or packed text; bad lines of packed text are skipped."""
+    """Reads plain or packed text. Bad lines of packed text are skipped."""
     _, train, dev, tokenizer = text_of(folder)
     if packed:
         for file in train:
@@ -286,7 +286,7 @@ def parquet(folder):
 
 marian, m2m100 = checkpoint("marian"), checkpoint("m2m100", **FORTH)
 STEP = "run/checkpoints/step-00000002"
-MADE = {  # by a name the maker, and the files that are damaged, one in each test
+MADE = {  # maker, and files to damage, one in each test, by name
     "run": (run, f"run/config.json run/tokenizer.model {STEP}/state.json {STEP}/model.weights.h5 run/metrics.json"),
     "checked run": (run_with_matching_checksum, f"{STEP}/model.weights.h5"),
     "ids": (ids, "ids/shard.json ids/target.npy ids/source_starts.npy"),
@@ -314,7 +314,7 @@ MADE = {  # by a name the maker, and the files that are damaged, one in each tes
     "Parquet": (parquet, "some.parquet"),
 }
 KINDS = {f"{name} {Path(path).name}": (make, path) for name, (make, paths) in MADE.items() for path in paths.split()}
-# A damaged one may be made again, omitted, or read like any other text.
+# A damaged file of these may be rebuilt, ignored, or read like any other text.
 FORGIVING = ("ids shard.json", "ids target.npy", "ids source_starts.npy", "preparation shard.json")
 FORGIVING += ("Marian's page README.md", "Marian's tokenizer_config.json", "Marian generation_config.json")
 FORGIVING += ("text train.de", "run metrics.json")
@@ -322,7 +322,7 @@ assert set(FORGIVING) <= KINDS.keys() and len(KINDS) == 50
 
 
 def outcome(read):
-    """Returns the result of reading in a word or a line."""
+    """Returns the result of reading as a word or a short text."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             read()

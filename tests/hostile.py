@@ -175,7 +175,7 @@ def main() -> None:
         with concurrent.futures.ThreadPoolExecutor(args.threads) as pool:
             again = list(pool.map(lambda pair: servable.predict(*pair[0]), responses))
         other = sum(not same(response, before) for response, (_, before) in zip(again, responses, strict=True))
-        print(f"{len(responses)} requests from {args.threads} threads: {other} answers other than before")
+        print(f"{len(responses)} requests from {args.threads} threads: {other} other outputs than before")
         wrong += other
     sys.exit(1 if wrong or requested != args.count else 0)
 

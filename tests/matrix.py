@@ -1,5 +1,5 @@
-"""The families and the doors of test_matrix.py. A family is a model to save, a door a way from an export and texts to
-outputs."""
+"""Families and entry points of test_matrix.py. A family is a model to save. An entry point converts an export and texts
+to outputs."""
 
 import contextlib
 import importlib
@@ -39,7 +39,7 @@ def transformer(translator, folder):
 
 
 def transformer_learned(translator, folder):
-    """With learned positions for the longest output, and weights whose choices 8 bits do not change."""
+    """It has learned positions for the longest output. 8 bits do not change its outputs."""
     sizes = {"positions": "learned", "max_length": 23}
     return tt.Translator(random_model(350, 37, 2.0, sizes), translator.tokenizer, **LIMITS)
 
@@ -57,12 +57,12 @@ def transformer_parser(translator, folder):
 
 
 def marian(translator, folder):
-    """With swish, as OPUS-MT's models have it."""
+    """It has swish, like OPUS-MT's models."""
     return tt.Translator.from_pretrained(TRAINED["marian"], **LIMITS)
 
 
 def marian_separate(translator, folder):
-    """With a vocabulary for sources and another for targets."""
+    """It has separate vocabularies of source and target."""
     runpy.run_path(str(ROOT / "tests/marian/separate.py"))["split"](folder)
     return tt.Translator.from_pretrained(folder, **LIMITS)
 
@@ -72,7 +72,7 @@ def m2m100(translator, folder):
 
 
 def m2m100_nllb(translator, folder):
-    """The weights of the M2M100 in a checkpoint of NLLB-200, with other ids and 202 languages."""
+    """Converts the M2M100 to a checkpoint of NLLB-200, with other ids and 202 languages."""
     import sentencepiece
     from safetensors.numpy import load_file, save_file
 
@@ -115,7 +115,7 @@ CANNOT_BE_SAVED |= {(name, "argos"): "argos: expected a model of one pair" for n
 CANNOT_BE_SAVED["transformer_learned", "transformers"] = "positions: expected sinusoidal"
 
 
-# Doors: functions of an export and texts that return the outputs, or raise.
+# Entry points: functions of an export and texts that return the outputs, or raise.
 
 
 class ProgramFailed(Exception):
@@ -129,7 +129,7 @@ def one_string(outputs):
 
 
 def saved_model_load(path, texts):
-    """Every signature agrees, by its name and as a function of the object."""
+    """Every signature agrees, by name and as a function of the object."""
     loaded = tf.saved_model.load(str(path))
     text = tf.constant(texts)
     outputs = one_string(loaded.signatures["serving_default"](text=text))
@@ -191,7 +191,7 @@ def load(path, texts):
 
 
 def from_pretrained(path, texts):
-    """The Keras model, rebuilt from the weights."""
+    """Rebuilds the Keras model from its weights."""
     translator = tt.Translator.from_pretrained(path)
     return (tt.Parser(translator) if translator.tokenizer.control_tokens else translator)(texts)
 
@@ -280,7 +280,7 @@ def playground(path):
 
 
 def rest(path, texts):
-    """The REST client of the playground."""
+    """Uses the REST client of the playground."""
     from savedmodels.clients.rest import Client, translated
     from savedmodels.playground.rest import app
 
@@ -303,7 +303,7 @@ def rest(path, texts):
 
 
 def grpc(path, texts):
-    """The stand-in for gRPC, by its client."""
+    """Uses the gRPC client with a local server."""
     pytest.importorskip("tensorflow_serving")
     import grpc
     import grpc_server
@@ -320,9 +320,9 @@ def grpc(path, texts):
         server.stop(None)
 
 
-def client_alone(path, texts):
-    """The client's file, where this package cannot be imported."""
-    folder = path.parent / "alone"
+def client_file(path, texts):
+    """Runs a copy of the client's file where the package cannot be imported."""
+    folder = path.parent / "client"
     folder.mkdir(exist_ok=True)
     file = shutil.copy(ROOT / "tf_transformer/extensions/interop/engines/litert_client.py", folder)
     options = {"input": "".join(f"{text}\n" for text in texts).encode(), "env": without_the_package(folder)}
@@ -371,42 +371,30 @@ def transformers(path, texts):
     return ["" if wordless.fullmatch(text) else output for text, output in zip(texts, outputs, strict=True)]
 
 
-def argos(path, texts):
-    """The CTranslate2 export inside of the package. test_argos.py has Argos Translate itself."""
-    (file,) = path.iterdir()
-    folder = path.parent / "unpacked"
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.unpack_archive(file, folder, "zip")
-    (root,) = folder.iterdir()
-    shutil.copy(root / "sentencepiece.model", root / "model" / "tokenizer.model")
-    return ctranslate2(root / "model", texts)
+class EntryPoint(NamedTuple):
+    """An API or program that returns outputs of an export."""
 
-
-class Door(NamedTuple):
-    """A way from an export to outputs."""
-
-    outputs: Callable[[Path, list[str]], list[str] | None]  # of the directory and texts
+    outputs: Callable[[Path, list[str]], list[str] | None]  # function of directory and texts
     takes: tuple[str, ...]  # names of formats
-    ours: bool = True  # whether our code raises for other formats, or else another library
+    ours: bool = True  # whether our code raises for other formats, not another library
 
 
 OPENED = ("savedmodel", "litert", "onnx")
 LOADED = (*OPENED, "transformers")  # a checkpoint is loaded as any other
-DOORS = {
-    "saved_model.load": Door(saved_model_load, ("savedmodel",), ours=False),
-    "TFSMLayer": Door(keras_layer, ("savedmodel",), ours=False),
-    "C++ loader": Door(cpp_loader, ("savedmodel",), ours=False),
-    "tt.load": Door(load, LOADED),
-    "from_pretrained": Door(from_pretrained, ("savedmodel", "transformers")),
-    "Beam": Door(beam, LOADED),
-    "translate": Door(translate, LOADED),
-    "evaluate": Door(evaluate, LOADED),
-    "check": Door(check, OPENED),
-    "serve": Door(serve, LOADED),
-    "REST": Door(rest, OPENED),
-    "gRPC": Door(grpc, OPENED),
-    "client alone": Door(client_alone, ("litert", "onnx")),
-    "CTranslate2": Door(ctranslate2, ("ctranslate2",), ours=False),
-    "Argos Translate": Door(argos, ("argos",), ours=False),
-    "transformers": Door(transformers, ("transformers",), ours=False),
+ENTRY_POINTS = {
+    "saved_model.load": EntryPoint(saved_model_load, ("savedmodel",), ours=False),
+    "TFSMLayer": EntryPoint(keras_layer, ("savedmodel",), ours=False),
+    "C++ loader": EntryPoint(cpp_loader, ("savedmodel",), ours=False),
+    "tt.load": EntryPoint(load, LOADED),
+    "from_pretrained": EntryPoint(from_pretrained, ("savedmodel", "transformers")),
+    "Beam": EntryPoint(beam, LOADED),
+    "translate": EntryPoint(translate, LOADED),
+    "evaluate": EntryPoint(evaluate, LOADED),
+    "check": EntryPoint(check, OPENED),
+    "serve": EntryPoint(serve, LOADED),
+    "REST": EntryPoint(rest, OPENED),
+    "gRPC": EntryPoint(grpc, OPENED),
+    "client file": EntryPoint(client_file, ("litert", "onnx")),
+    "CTranslate2": EntryPoint(ctranslate2, ("ctranslate2",), ours=False),
+    "transformers": EntryPoint(transformers, ("transformers",), ours=False),
 }

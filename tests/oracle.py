@@ -1,8 +1,8 @@
-"""The paper in NumPy float64 and plain loops, one sentence at a time: what the tests compare the package with.
+"""The paper in NumPy float64 and plain loops, one sentence at a time, to compare the package with.
 
 Nothing of the package is imported here. Axes: T target or query, S source or key, V vocabulary, K beams, h heads,
-d model. Weights are looked up by the paths that Keras gives them, {"encoder_0/self_attention/query/kernel": ...};
-masks are nested lists of booleans, True = may be attended.
+d model. Weights are looked up by their Keras paths, {"encoder_0/self_attention/query/kernel": ...}. Masks are nested
+lists of booleans, True = may be attended.
 """
 
 import itertools
@@ -11,11 +11,11 @@ import math
 import numpy as np
 
 PAD_ID = 0
-LAYER_NORM_EPSILON = 1e-6  # not in the paper; the authors' code has it
+LAYER_NORM_EPSILON = 1e-6  # from the authors' code
 
 
 def part(weights, name):
-    """The weights of the child `name`."""
+    """Returns the weights of the child `name`."""
     return {path[len(name) + 1 :]: weight for path, weight in weights.items() if path.startswith(name + "/")}
 
 
@@ -60,7 +60,7 @@ def attention(query, key, value, mask=None):
 def multi_head_attention(query, value, weights, num_heads, mask=None):
     """3.2.2: MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
-    query [T, d], value [S, d] (the keys, too), mask [T, S] -> output [T, d], weights [h, T, S].
+    query [T, d], value [S, d] (also the keys), mask [T, S] -> output [T, d], weights [h, T, S].
     """
     W_Q, W_K, W_V, W_O = (weights[f"{name}/kernel"] for name in ("query", "key", "value", "output"))
     d_k, d_v = W_Q.shape[1] // num_heads, W_V.shape[1] // num_heads
@@ -86,7 +86,7 @@ def near(T, window):
 # 3.3 Position-wise feed-forward networks
 
 
-ACTIVATIONS = {  # of one number; the paper has the first
+ACTIVATIONS = {  # functions of one number. The paper uses the first.
     "relu": lambda x: max(0, x),
     "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
     "swish": lambda x: x / (1 + math.exp(-x)),
@@ -142,7 +142,7 @@ def add_and_norm(x, sublayer_output, weights):
 
 
 def residual(x, function, weights, norm_first):
-    """Add & Norm around a sub-layer, x [T, d] -> output, scores; or, not the paper's, x + Sublayer(LayerNorm(x))."""
+    """Add & Norm around a sub-layer, or x + Sublayer(LayerNorm(x)), not in the paper. x [T, d] -> output, scores."""
     if norm_first:
         output, scores = function(layer_norm(x, weights["norm/gamma"], weights["norm/beta"]))
         return x + output, scores
@@ -186,7 +186,7 @@ def transformer(source, target, weights, num_layers, num_heads, num_decoder_laye
     """Figure 1: source ids [S], target ids [T] -> logits [T, V] and the attention weights of every layer.
 
     3.4: "we share the same weight matrix between the two embedding layers and the pre-softmax linear transformation".
-    `kind` is what the paper has not: an activation; and norm_first, with another norm at the end of each stack.
+    `kind` has options that are not in the paper: activation, and norm_first, with a norm at the end of each stack.
     """
     table, positions = weights["embedding/embeddings"], weights.get("embedding/position_embeddings")
     mask = [token != PAD_ID for token in source]
@@ -233,7 +233,7 @@ def smoothed_cross_entropy(targets, logits, epsilon):
 
 
 def smoothed_cross_entropy_gradient(targets, logits, epsilon):
-    """What a little more of each logit does to the loss: (softmax - smoothed distribution) / number of real tokens."""
+    """Derivative of the loss by each logit: (softmax - smoothed distribution) / number of real tokens."""
     count = sum(label != PAD_ID for sentence in targets for label in sentence)
     gradient = np.zeros(np.shape(logits))
     for b, sentence in enumerate(targets):
@@ -252,7 +252,7 @@ def perplexity(targets, logits):
 
 
 def accuracy(targets, logits):
-    """The share of real tokens whose logit is the highest."""
+    """Share of real tokens whose logit is the highest."""
     right = [
         int(np.argmax(token_logits)) == label
         for sentence, sentence_logits in zip(targets, logits, strict=True)
@@ -269,13 +269,13 @@ def average(checkpoints):
     ]
 
 
-# 6.1 Search. `next_log_probs(ids)` gives the log-probability of every token after the output `ids` so far.
+# 6.1 Search. `next_log_probs(ids)` returns the log-probability of every token after the prefix `ids`.
 
 
 def markov(logits, start_id):
-    """A model whose next token depends on the newest one and its place: logits [L, V, V] -> `next_log_probs`.
+    """A model whose next token depends on the newest one and its position: logits [L, V, V] -> `next_log_probs`.
 
-    The place matters, so that no two outputs go through the same numbers in another order and tie.
+    Without positions, two outputs with the same transitions in another order would tie.
     """
     log_probs = [[log_softmax(row) for row in of_position] for of_position in logits]
     return lambda ids: log_probs[len(ids)][ids[-1] if ids else start_id]
@@ -287,7 +287,7 @@ def length_penalty(length, alpha):
 
 
 def greedy(next_log_probs, end_id, max_length):
-    """The likeliest token, again and again, up to and including EOS: ids, log-probability."""
+    """Appends the most likely token up to and including EOS: ids, log-probability."""
     ids, log_prob = [], 0.0
     while len(ids) < max_length and end_id not in ids:
         log_probs = next_log_probs(ids)
@@ -311,10 +311,9 @@ def exhaustive_search(next_log_probs, tokens, end_id, max_length, alpha):
 def beam_search(next_log_probs, end_id, max_length, beam_size, alpha, n_best=1, patience=math.inf):
     """6.1 as an algorithm: (score, log-probability, ids, finished) of the n best, best first.
 
-    Of the 2K best candidates of a step, those that end are finished if they are among the K best, and the K best
-    others stay alive. The search stops when no alive output can still beat the n-th finished one, or when patience * K
-    have finished; with one beam, at the first that is finished. Where nothing is finished, the alive ones are the
-    result.
+    A step has 2K candidates. Those that end are finished if they are among the K best, and the K best others remain
+    alive. The search stops when no alive output can still beat the n-th finished one, when patience * K have finished,
+    or, with one beam, at the first finished one. If none is finished, the alive ones are the result.
     """
     alive, finished, num_finished = [(0.0, [])], [], 0
     for length in range(1, max_length + 1):

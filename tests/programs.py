@@ -1,4 +1,4 @@
-"""Calling the programs as a user does."""
+"""Helpers that call programs as a user does."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def run_python(program, *arguments, **environment):
-    """Run a program in a fresh process, and return what it prints."""
+    """Runs a program in a fresh process. Returns its standard output."""
     done = subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)],
         cwd=ROOT,
@@ -32,7 +32,7 @@ def run_python(program, *arguments, **environment):
 
 
 def without_the_package(folder):
-    """An environment in which `import tf_transformer` fails."""
+    """Returns an environment in which `import tf_transformer` fails."""
     (folder / "tf_transformer.py").write_text("raise ImportError('the package')\n")
     return os.environ | {"PYTHONPATH": str(folder)}
 
@@ -43,7 +43,7 @@ def options(text, *more):
 
 
 def fails(program, argv, capsys):
-    """The one line that a program ends with, having got something wrong."""
+    """Returns the last line of a program that exits with an error."""
     with pytest.raises(SystemExit) as stopped:
         run_program(lambda: program.main([str(argument) for argument in argv]))
     assert stopped.value.code == 2
@@ -53,7 +53,7 @@ def fails(program, argv, capsys):
 
 
 def checkpoint(run, step):
-    """A whole one, as far as a run can tell without a model."""
+    """Writes a checkpoint that a run accepts, without a model."""
     folder = run / f"checkpoints/step-{step:08d}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.weights.h5").write_text(f"weights of {step}")
@@ -62,7 +62,7 @@ def checkpoint(run, step):
 
 
 def same_weights(*runs):
-    """Their last checkpoints."""
+    """Checks that the last checkpoints of runs are the same."""
     models = [tt.Translator.from_pretrained(run, average_last=1).model for run in runs]
     for weights, other in zip(*(model.get_weights() for model in models), strict=True):
         np.testing.assert_array_equal(weights, other)

@@ -1,4 +1,4 @@
-"""Promises: the layers to which `test_conformance*.py` hold all that Keras promises, and the law of caches."""
+"""Layers of `test_conformance*.py`, and the law of caches."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from keras import ops
 
 import tf_transformer as tt
 
-# Different primes, and a length S that is none of them, so that a wrong axis shows. bfloat16 cannot count to V.
+# Different sizes reveal wrong axes. bfloat16 cannot represent all ids below V.
 B, T, S, D, V = 2, 5, 4, 7, 307
 SIZES = {"num_heads": 3, "d_k": 11, "d_v": 13}
 RATES = {"dropout": 0.3, "attention_dropout": 0.2}
@@ -32,8 +32,8 @@ class Case:
     """A layer of the list and how to feed it."""
 
     name: str
-    make: Callable[..., keras.layers.Layer]  # of `name`, `dtype` and whatever else every layer of Keras takes
-    lengths: tuple[int, ...] = (T,)  # one input a length
+    make: Callable[..., keras.layers.Layer]  # takes `name`, `dtype` and other arguments of Keras layers
+    lengths: tuple[int, ...] = (T,)  # one per input
     of_ids: bool = False  # inputs are [B, length], not [B, length, D]
     mixes: bool = False  # one position changes the output at others
     scores: bool = False  # takes return_attention_scores
@@ -45,7 +45,7 @@ class Case:
         return self.of_ids or self.make is learned_positions
 
     def call(self, layer, inputs, **kwargs):
-        """A layer takes its inputs one by one, a model takes a tuple."""
+        """Calls a layer with its inputs, or a model with a tuple of them."""
         return layer(tuple(inputs), **kwargs) if isinstance(layer, tt.Transformer) else layer(*inputs, **kwargs)
 
     def input_shapes(self, batch=B, longer=0):
@@ -159,7 +159,7 @@ assert_close = functools.partial(close, atol=1e-5)
 
 
 def assert_cached_is_whole(model, source, target, compiled):
-    """Token by token through a cache, a model gives the logits and the attention weights of the whole target."""
+    """Checks that decoding token by token through a cache has the logits and attention weights of the whole target."""
     source, target = ops.array(source), ops.array(target)
     memory, memory_mask, _ = model.encode(source)
     logits, *attended = model.decode(target, memory, memory_mask, return_attention_scores=True)

@@ -1,4 +1,4 @@
-"""Twenty steps of a small model on the devices and machines asked for: `python replicas.py OUT [DEVICES [DTYPE]]`."""
+"""Trains a small model for 20 steps on given devices and machines: `python replicas.py OUT [DEVICES [DTYPE]]`."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ def batches():
 def train(devices=None, dtype="float32", **options):
     """Returns the trained model and its history. `options` are attributes of the model."""
     strategy = distribution.strategy(devices)
-    # In 16 bits Adam would make whole steps of rounding errors, where a gradient is nearly zero.
+    # In 16 bits Adam would turn rounding errors of a gradient near zero into full steps.
     epsilon = 1e-9 if dtype == "float32" else 1e-2
     with strategy.scope():
         keras.utils.set_random_seed(5)
@@ -76,7 +76,7 @@ def skip_update(optimizer, **options):
         of_one = model.evaluate(batch(), verbose=0, return_dict=True)
         assert model.evaluate(two, verbose=0, return_dict=True) == of_one and np.isfinite(of_one["perplexity"])
     history = model.fit(batch(broken=True), verbose=0).history
-    assert (history["accuracy"], history["perplexity"], history["tokens"]) == ([0], [1], [0])  # of no token
+    assert (history["accuracy"], history["perplexity"], history["tokens"]) == ([0], [1], [0])
     assert model.not_finite.numpy() == 1 and np.isnan(model.gradient_norm.numpy())
     for variable, value in zip(variables, before, strict=True):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), value, err_msg=variable.path)

@@ -1,6 +1,6 @@
-"""What uses only Keras works on JAX and PyTorch: the same tests, training, and weights to and fro.
+"""Code that uses only Keras works on JAX and PyTorch: the same tests, training, and exchange of weights.
 
-Keras takes its backend when it is imported, so each test starts a process. They are slow.
+Keras chooses its backend on import, so each test starts a process.
 """
 
 import importlib.util
@@ -37,7 +37,7 @@ pytestmark = [
 
 
 def run(backend, *command):
-    """Run Python in a fresh process under a backend, on the CPU, where so little work is for one thread."""
+    """Runs Python in a fresh process with a backend, on one thread of the CPU, which suffices for small models."""
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=Path(__file__).parents[1],
@@ -139,7 +139,7 @@ else:
 
 
 @if_installed("tensorflow")
-def test_a_stopped_run_goes_on_as_if_it_had_not(backend, text, tmp_path):
+def test_a_stopped_run_resumes_as_if_uninterrupted(backend, text, tmp_path):
     run(backend, "-c", RESUME, text, tmp_path, backend)
 
 
@@ -152,7 +152,7 @@ run_program(lambda: {"prepare": prepare, "translation": translation}[sys.argv[2]
 
 
 def test_the_program_where_tensorflow_is_not_installed(backend, tmp_path):
-    """To its end, killed once; a text, and records of it. Then, where TensorFlow is, it translates."""
+    """It trains to the end after it was killed, and also on text and records. TensorFlow loads the run."""
 
     def program(*argv):
         command = [sys.executable, "-c", MISSING + WITHOUT, "tensorflow tensorflow_text tensorflow_datasets", *argv]
@@ -192,7 +192,7 @@ def test_the_program_where_tensorflow_is_not_installed(backend, tmp_path):
 
 @pytest.fixture(scope="module", params=[*FAMILIES])
 def saved(request, translator, tmp_path_factory):
-    """A model's SavedModel, texts, and TensorFlow's answers to them."""
+    """Returns a folder with a model's SavedModel and texts, and TensorFlow's outputs for them."""
     folder = tmp_path_factory.mktemp(request.param)
     model = FAMILIES[request.param](translator, folder / "checkpoint")
     vocabulary = ["the", "old", "woman", "red", "door", "sees", "two", "dogs", "here", "today"]
@@ -205,8 +205,8 @@ def saved(request, translator, tmp_path_factory):
     return folder, outputs_of(trained(folder / "1"), texts)
 
 
-def test_answers_are_those_of_tensorflow(backend, saved):
-    """Of every family, with every option of a call: the same texts, and scores that differ by rounding."""
+def test_outputs_are_those_of_tensorflow(backend, saved):
+    """Every family, with every option of a call, has the same texts, and scores that differ by rounding."""
     folder, expected = saved
     outputs = json.loads(run(backend, "tests/answers.py", folder / "1", folder / "texts.json").splitlines()[-1])
     assert outputs.keys() == expected.keys()

@@ -1,4 +1,4 @@
-"""The benchmarks run, measure the work that they report, and compute ratios. No time is asserted."""
+"""The benchmarks run, measure the work that they report, and compute ratios. Times are not checked."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_training(capsys):
     line = one_line(capsys, training, "--dtype", "bfloat16", "--steps", 3, "--warmup", 2, *options)
     assert line["dtype"] == "bfloat16" and line["timed"] == 3 and line["num_microbatches"] == 2
     assert line["tokens_per_second"] == pytest.approx(67 * 41 * 1e3 / line["milliseconds"], rel=1e-2)
-    logits = 67 // 2 * 41 * TINY.vocab_size * 2 / 2**20  # of a part
+    logits = 67 // 2 * 41 * TINY.vocab_size * 2 / 2**20  # of a microbatch
     assert logits < line["step_mib"] < line["peak_mib"]
 
 
@@ -118,7 +118,7 @@ def test_a_checkpoint_is_compared_with_transformers(tmp_path, capsys):
     assert "| target ids | 2 | 2 |" in capsys.readouterr().out
 
 
-def test_eos_cannot_come(folder):
+def test_eos_is_never_chosen(folder):
     translator = translation.random_translator(TINY, "float32", folder)
     memory, mask, _ = translator.model.encode(np.array([[5, 6, 7]]))
     logits = translator.model.decode(np.array([[1, 8, 9, 10]]), memory, mask)[0].numpy()

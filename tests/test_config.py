@@ -7,7 +7,7 @@ import pytest
 from tf_transformer import PRESETS, BadInput, TransformerConfig
 from tf_transformer.config import current_fields
 
-# Table 3: what each row changes of `base`.
+# Table 3: the differences of each row from `base`.
 TABLE_3 = {
     "base": {},
     "A_h1": {"num_heads": 1},
@@ -41,7 +41,7 @@ def test_base_is_the_first_row_of_table_3():
 
 
 @pytest.mark.parametrize("name", TABLE_3)
-def test_a_preset_changes_of_base_what_its_row_says(name):
+def test_a_preset_differs_from_base_as_its_row_does(name):
     base, row = PRESETS["base"].to_dict(), PRESETS[name].to_dict()
     assert {field: row[field] for field in row if row[field] != base[field]} == TABLE_3[name]
 

@@ -1,4 +1,4 @@
-"""The pages for people who change the project: the private hooks that it leans on are all listed."""
+"""CONTRIBUTING.md lists all private hooks that the package uses."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""However many devices, machines and parts compute it: the same update, the same history."""
+"""Any number of devices, machines and microbatches has the same update and history."""
 
 import json
 import os
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def trained():
-    """The model and its history on one device."""
+    """Returns the model and its history on one device."""
     return replicas.train()
 
 
@@ -43,7 +43,7 @@ def start(path, *devices, program="replicas.py", **environment):
 
 
 def cluster(workers=2, chief=False):
-    """TF_CONFIG of each worker on this machine; the first may be the chief."""
+    """Returns TF_CONFIG of each worker on this machine. The first may be the chief."""
     sockets = [socket.socket() for _ in range(workers)]
     for free in sockets:
         free.bind(("localhost", 0))
@@ -72,7 +72,7 @@ def test_two_replicas_are_one(one_device, tmp_path):
 
 @pytest.mark.slow
 def test_two_replicas_are_one_in_float16(tmp_path):
-    """The loss is scaled, and gradients are checked, once for both."""
+    """Replicas share the scale of the loss and the check of gradients."""
     replicas.save(tmp_path / "one.npz", *replicas.train(dtype="mixed_float16"))
     process = start(tmp_path / "two.npz", "cpu:2", "mixed_float16")
     assert process.wait() == 0, process.stderr.read()
@@ -82,7 +82,7 @@ def test_two_replicas_are_one_in_float16(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("chief", [False, True])
 def test_two_workers_are_one(one_device, tmp_path, chief):
-    """Two processes, as on two machines, each with its own half of every batch; one of them may be the chief."""
+    """Two processes, as on two machines, each train on half of every batch. One of them may be the chief."""
     paths = [tmp_path / f"{i}.npz" for i in range(2)]
     workers = [start(path, TF_CONFIG=config) for path, config in zip(paths, cluster(chief=chief), strict=True)]
     for worker, path in zip(workers, paths, strict=True):
@@ -91,15 +91,14 @@ def test_two_workers_are_one(one_device, tmp_path, chief):
 
 
 @pytest.mark.program
-def test_a_batch_in_parts_is_the_batch(one_device, tmp_path):
+def test_microbatches_train_like_the_batch(one_device, tmp_path):
     """Microbatches have unequal numbers of rows and tokens, some none."""
     replicas.save(tmp_path / "parts.npz", *replicas.train(num_microbatches=3))
     same(tmp_path / "parts.npz", one_device)
 
 
 def test_a_step_is_that_of_keras(one_device, monkeypatch):
-    """And is traced once for the same shapes, of which Keras 3.16 has those of a batch and then any: the optimizer's
-    variables are there before."""
+    """It is traced once per shape, since the optimizer's variables exist. Keras 3.16 traces a batch, then any."""
     traced = []
 
     def train_step(model, data):
@@ -122,18 +121,18 @@ def test_a_step_is_that_of_keras(one_device, monkeypatch):
         pytest.param(keras.optimizers.Adam, False, marks=pytest.mark.slow),
     ],
 )
-def test_an_update_that_is_not_finite_can_be_left_out(kind, jit_compile):
+def test_a_non_finite_update_can_be_skipped(kind, jit_compile):
     model = replicas.skip_update(kind, jit_compile=jit_compile)
     model.skip_not_finite = False
     model.make_train_function(force=True)
     model.fit(replicas.batch(broken=True), verbose=0)
-    assert model.not_finite.numpy() == 1  # of this function
+    assert model.not_finite.numpy() == 1  # counted by this function
     assert not np.isfinite(model.get_weights()[1]).any()
 
 
 @pytest.mark.slow
-def test_two_replicas_leave_out_an_update_together():
-    """Only one has the non-finite token; also with optimizers that sum the gradients themselves."""
+def test_two_replicas_skip_an_update_together():
+    """Only one has the non-finite token. Some optimizers sum the gradients themselves."""
     program = """
 import keras, replicas, tf_transformer as tt
 strategy = tt.distribution.strategy("cpu:2")
@@ -146,7 +145,7 @@ for kind in (tt.Adam, keras.optimizers.SGD, keras.optimizers.Adam):
 
 @pytest.mark.program
 def test_two_replicas_drop_other_components():
-    """From the one random state that both share, also for an odd width."""
+    """Replicas share one random state. An odd width takes another path."""
     program = """
 import keras, numpy, tensorflow as tf
 from tf_transformer import distribution
@@ -199,14 +198,14 @@ def test_an_overflow_in_float16_halves_the_scale_and_updates_nothing():
     assert any(np.any(weight != expected) for weight, expected in zip(model.get_weights(), before, strict=True))
 
 
-def test_devices_that_there_are_not():
+def test_missing_devices():
     for devices in ("gpu:7", "all", "cpu:0", "tpu"):
         if not (devices == "all" and tf.config.list_physical_devices("GPU")):
             with pytest.raises(tt.BadInput, match=f"devices: expected some of cpu:N.*; got '{devices}'"):
                 distribution.strategy(devices)
 
 
-def test_devices_beside_a_cluster(monkeypatch):
+def test_devices_and_a_cluster(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", cluster()[0])
     with pytest.raises(tt.BadInput, match="expected none with TF_CONFIG"):
         distribution.strategy("cpu:2")
@@ -228,7 +227,7 @@ NO_CLUSTERS = {
 
 
 @pytest.mark.parametrize("text", NO_CLUSTERS)
-def test_a_cluster_of_another_kind_is_refused(monkeypatch, text):
+def test_other_clusters_raise_bad_input(monkeypatch, text):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(tt.BadInput, match=f"^TF_CONFIG: .*{NO_CLUSTERS[text]}") as error:
         distribution.strategy()
@@ -242,7 +241,7 @@ def test_a_cluster_of_one_machine_trains_alone(monkeypatch):
 
 
 def test_one_worker_writes(monkeypatch):
-    """The chief or, without one, the first."""
+    """It is the chief or, without one, the first worker."""
     monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", lambda: "several")
     for chief, machines in ((False, 3), (True, 3), (True, 2)):
         writes = []
@@ -254,7 +253,7 @@ def test_one_worker_writes(monkeypatch):
         assert writes == [True] + [False] * (machines - 1)
 
 
-def test_a_worker_that_has_lost_another_says_what_to_do(monkeypatch, capsys):
+def test_a_worker_that_lost_another_prints_what_to_do(monkeypatch, capsys):
     """It ends at once, without TensorFlow's threads, which wait for the other."""
     ended = []
     monkeypatch.setenv("TF_CONFIG", cluster()[0])
@@ -275,8 +274,8 @@ def test_a_worker_that_has_lost_another_says_what_to_do(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_workers_of_which_one_dies_stop_and_go_on_together(tmp_path):
-    """The chief writes, the other stops with a message, and both resume from the checkpoint."""
+def test_workers_stop_if_one_dies_and_resume_together(tmp_path):
+    """The survivor stops with a message. Both resume from the checkpoint."""
     run = tmp_path / "run"
     tt.toy_corpus.write_corpus(tmp_path, train=300, dev=7, test=7)
     sides = [str(tmp_path / f"{split}.{side}") for split in ("train", "dev") for side in ("en", "de")]

@@ -1,4 +1,4 @@
-"""The pages in docs/: their links lead somewhere, their code runs, their tables are those of the code."""
+"""Pages in docs/: links have targets, code runs, and tables match the code."""
 
 import argparse
 import ast
@@ -29,7 +29,7 @@ ROOT = pages.ROOT
 
 
 @pytest.mark.parametrize("path", pages.PATHS, ids=str)
-def test_links_lead_somewhere(path):
+def test_links_have_targets(path):
     for target, anchor in pages.links(path):
         file = (ROOT / path.parent / target).resolve() if target else ROOT / path
         assert file.exists(), f"{path}: {target}"
@@ -46,11 +46,11 @@ def test_no_table_is_cut_in_two(path):
 
 
 class OptionsParsed(BaseException):
-    """For a program, once it has read its options."""
+    """Raised when a program has parsed its options."""
 
 
 def run_command(words, monkeypatch):
-    """Run a page's command in this process, if it is one of this repository's."""
+    """Runs a page's command in this process, if it is one of this repository's."""
     if words[0] == "tf-transformer":
         name, *argv = words[1:]
         assert name in PROGRAMS, "no such program"
@@ -74,7 +74,7 @@ def run_command(words, monkeypatch):
 
 
 @pytest.mark.parametrize("path", [path for path in pages.PATHS if path.stem != "CHANGELOG"], ids=str)
-def test_programs_know_the_options_that_pages_give_them(path, monkeypatch):
+def test_programs_have_the_options_on_pages(path, monkeypatch):
     """A program accepts the whole commands, and has the options of parts of commands."""
 
     def parse_only(parser, argv=None, namespace=None, parse=None):
@@ -98,12 +98,12 @@ def test_programs_know_the_options_that_pages_give_them(path, monkeypatch):
         except AssertionError as failure:
             raise AssertionError(f"{path}: {' '.join(words)}: {failure}") from failure
         except ModuleNotFoundError as failure:
-            assert failure.name in ("grpc", "requests", "tensorflow_serving", "torch"), failure  # of an extra
+            assert failure.name in ("grpc", "requests", "tensorflow_serving", "torch"), failure  # from an extra
 
 
 @pytest.fixture
 def folder(unscored, tmp_path, monkeypatch):
-    """The directory where a page's Python runs, with what it would download."""
+    """Returns the directory in which a page's Python runs, with models that it would download."""
     matplotlib.use("agg")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "opus-mt-en-de").symlink_to(ROOT / "tests/marian/trained")
@@ -119,7 +119,7 @@ def is_saved(*names):
 WITH_A_RUN = {  # pages that need the run runs/mine: quicker code
     "tutorials/train": {
         "vocab_size=500": "num_layers=1, d_model=32, d_ff=64, vocab_size=500",
-        'translator.save("savedmodels/tutorial/1")': "translator.export()",  # as in the README
+        'translator.save("savedmodels/tutorial/1")': "translator.export()",  # saved by the README's test
     },
     "tutorials/serve": {},
     "guides/search": {},
@@ -131,7 +131,7 @@ WITH_A_RUN = {  # pages that need the run runs/mine: quicker code
     "guides/documents": {'tt.load("savedmodels/demo")': 'tt.load("runs/mine")'},
 }
 SMALL = "tt.TransformerConfig(1, 32, 64, 2, vocab_size=400)"
-SEPARATE = {  # pages that need no other: quicker code, and a check of the names that their Python defines
+SEPARATE = {  # independent pages: quicker code, and a check of the names that their Python defines
     "tutorials/layers": (
         {},
         lambda names: (
@@ -177,8 +177,8 @@ SEPARATE = {  # pages that need no other: quicker code, and a check of the names
     "tutorials/fine-tune": (
         {
             "train=2_000, dev=40": "train=700, dev=10",
-            'start.save("savedmodels/pretrained/1")': "start.export()",  # as in the README
-            'tuned.translator().save("savedmodels/tuned/1")': "tuned.translator()",  # as in the README
+            'start.save("savedmodels/pretrained/1")': "start.export()",  # saved by the README's test
+            'tuned.translator().save("savedmodels/tuned/1")': "tuned.translator()",  # saved by the README's test
         },
         # LoRA on query and value of four attentions
         lambda names: (
@@ -188,7 +188,7 @@ SEPARATE = {  # pages that need no other: quicker code, and a check of the names
         ),
     ),
     "guides/coming-from": (
-        {'start.save("savedmodels/tuned/1")': "start.export()"},  # as in the README
+        {'start.save("savedmodels/tuned/1")': "start.export()"},  # saved by the README's test
         lambda names: tt.load("tuned")("He is tired.") == names["start"]("He is tired."),
     ),
     "guides/languages": (
@@ -197,7 +197,7 @@ SEPARATE = {  # pages that need no other: quicker code, and a check of the names
     ),
 }
 FAST = ("tutorials/layers", "tutorials/language-model", "guides/own-encoder", "guides/large-corpora")
-ELSEWHERE = ["guides/beam", "reference/vocabulary"]  # in test_beam.py, test_tokenizer.py
+ELSEWHERE = ["guides/beam", "reference/vocabulary"]  # run by test_beam.py, test_tokenizer.py
 
 
 def test_every_page_is_run_by_a_test():
@@ -228,12 +228,12 @@ def write_dataset(folder):
 
 
 @pytest.mark.program
-def test_the_pages_that_go_on_with_one_run(folder):
+def test_the_pages_that_share_a_run(folder):
     names = {}
     for name, quicker in WITH_A_RUN.items():
         names |= pages.run_blocks(f"docs/{name}.md", quicker)
         if name == "tutorials/train":
-            (folder / "runs/mine").symlink_to("tutorial")  # the README's run; the tutorial's is shorter
+            (folder / "runs/mine").symlink_to("tutorial")  # the README's name of the run
     assert is_saved("by-hand", "served")
     assert (folder / "attention.png").exists() and (folder / "attention.html").exists()
     assert names["translated"].count(" --> ") == 2 and names["rows"][1] == {"id": "2", "text": "", "de": ""}
@@ -241,13 +241,13 @@ def test_the_pages_that_go_on_with_one_run(folder):
 
 
 def defines(tree, name):
-    """Whether a module's syntax tree defines a class, function or method."""
+    """Returns whether a module's syntax tree defines a class, function or method."""
     for part in name.split("."):
         tree = next((node for node in getattr(tree, "body", []) if getattr(node, "name", None) == part), None)
     return tree is not None
 
 
-def test_the_paper_table_points_at_what_exists():
+def test_the_paper_table_names_code_and_tests():
     table = pages.read("docs/explanation/paper.md").split("## Where the paper")[0]
     entries = re.findall(r"\[`([\w.]+)`\]\(../../tf_transformer/([\w/]+\.py)\)", table)
     assert len(entries) == table.count("(../../tf_transformer/")
@@ -261,7 +261,7 @@ def test_the_paper_table_points_at_what_exists():
     assert set(expected) <= set(sections)
 
 
-def test_what_works_with_keras_is_tested():
+def test_the_keras_page_names_tests():
     promises = re.findall(r"`(test_\w+\.py)::(test_\w+)`", pages.read("docs/reference/keras.md"))
     assert len(promises) > 20
     for file, name in promises:
@@ -270,7 +270,7 @@ def test_what_works_with_keras_is_tested():
 
 
 def test_the_reference_has_every_public_name():
-    """Each name of `tf_transformer` is on a page of the API, itself or with its module; of a module some names are."""
+    """A page of the API has each name of `tf_transformer`, or its module, or names of a module."""
     text = "\n".join(pages.read(path) for path in pages.PATHS if path.match("docs/reference/api/*.md"))
     entries = re.findall(r"^::: ([\w.]+)", text, re.MULTILINE)
     for name in set(tt.__all__) - {"__version__", "PRESETS", "layers"}:
@@ -292,7 +292,7 @@ def test_the_programs_are_the_folders():
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
 
 
-def test_what_is_free_to_change_in_a_run():
+def test_the_options_of_a_run_that_can_change():
     sentence = re.search(r"Free to change are (.*?)\.\n", pages.read("docs/reference/run.md"), re.DOTALL)[1]
     assert set(re.findall(r"`(\w+)`", sentence)) == CHANGEABLE
 

@@ -1,4 +1,4 @@
-"""Which subpackage may import which: neither subpackages nor files form a circle, and most need no TensorFlow."""
+"""Imports between subpackages: there are no cycles, and most modules need no TensorFlow."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "tf_transformer"
 CORE = ("config", "masks", "distribution", "registry")  # files that every subpackage may import, as well as utils
-SUBPACKAGES = {  # a subpackage, and those that it may import
+SUBPACKAGES = {  # {subpackage: others that it may import}
     "utils": (),
     "layers": (),
     "tokenizers": (),
@@ -46,13 +46,13 @@ def modules():
 
 
 def package_imports(tree, inside_functions=True):
-    """The package's modules that a module imports, without the package's name."""
+    """Returns the package's modules that a module imports, without the package's name."""
     names = imports(tree, inside_functions)
     return {name.removeprefix("tf_transformer.") for name in names if name.startswith("tf_transformer")}
 
 
 def imports(tree, inside_functions=True):
-    """What a module imports. Names for type checkers alone count as inside a function."""
+    """Yields the imports of a module. Imports only for type checkers count as inside a function."""
     for node in ast.walk(tree) if inside_functions else tree.body:
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
@@ -68,11 +68,11 @@ def subpackage_of(module):
 
 
 def test_a_subpackage_imports_those_of_its_row():
-    """So no core subpackage imports an extension, and no extension another one."""
+    """No core subpackage imports an extension, and no extension another one."""
     used = {subpackage: set() for subpackage in SUBPACKAGES}
     for name, tree in modules():
         subpackage = subpackage_of(name)
-        if not name or name == "extensions":  # the package itself, which knows all names
+        if not name or name == "extensions":  # they import all names
             continue
         assert subpackage in SUBPACKAGES or name in CORE, f"{name} is in no subpackage"
         for imported in package_imports(tree):
@@ -87,7 +87,7 @@ def test_a_subpackage_imports_those_of_its_row():
 
 
 def cycles_in(imported):
-    """What is left when all that imports only what has gone goes, again and again: circles, and what imports them."""
+    """Removes modules without imports until none is left but cycles, and modules that import them."""
     remaining = dict(imported)
     while removable := [name for name, others in remaining.items() if not set(others) & set(remaining)]:
         for name in removable:
@@ -95,13 +95,13 @@ def cycles_in(imported):
     return remaining
 
 
-def test_neither_rooms_nor_files_form_a_circle():
+def test_imports_have_no_cycles():
     files = {name: package_imports(tree) - {name} for name, tree in modules() if name}
     assert not cycles_in(SUBPACKAGES) and not cycles_in(files)
 
 
-def test_what_needs_no_tensorflow_imports_none():
-    """Nor what imports it."""
+def test_most_modules_import_no_tensorflow():
+    """Nor do they import modules that do."""
     for name, tree in modules():
         if name not in ON_TENSORFLOW:
             forbidden = [module for module in imports(tree, inside_functions=False) if module.startswith("tensorflow")]
@@ -110,7 +110,7 @@ def test_what_needs_no_tensorflow_imports_none():
             assert not forbidden, f"{name} imports {forbidden}"
 
 
-def test_a_missing_apache_beam_is_one_line(monkeypatch):
+def test_a_missing_apache_beam_raises_bad_input(monkeypatch):
     import tf_transformer as tt
 
     monkeypatch.setitem(sys.modules, "apache_beam", None)

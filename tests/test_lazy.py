@@ -1,4 +1,4 @@
-"""What works where TensorFlow, or tensorflow-text alone, is not installed: in processes that cannot import them."""
+"""Processes that cannot import TensorFlow, or only tensorflow-text."""
 
 import importlib.util
 import json
@@ -113,8 +113,8 @@ def run_without(packages, program, *arguments, **environment):
 
 
 @pytest.mark.parametrize(("value", "name"), [("jax", "jax"), ("", "tensorflow"), ("nonsense", "nonsense")])
-def test_a_backend_that_is_missing_is_one_line(value, name, tmp_path):
-    """In Python as in the programs, also where nobody set it."""
+def test_a_missing_backend_raises_bad_input(value, name, tmp_path):
+    """This holds in Python and in the programs, also if the variable is not set."""
     run_without(name, BACKENDS, tmp_path, name, KERAS_BACKEND=value)
 
 
@@ -154,8 +154,8 @@ def test_a_module_loads_when_it_is_used(tmp_path, monkeypatch):
     del sys.modules["some_package"]
 
 
-def test_a_missing_package_is_one_line(tmp_path, monkeypatch):
-    """Also one that the module needs itself."""
+def test_a_missing_package_raises_bad_input(tmp_path, monkeypatch):
+    """The module may import the missing package."""
     (tmp_path / "needs_another.py").write_text("import an_other.part\n")
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("an_other", "an_other.part", "needs_another"):

@@ -15,12 +15,12 @@ def test_padding_is_id_zero():
     assert mask.dtype == bool and np.array_equal(mask, [[1, 1, 0], [1, 0, 0]])
 
 
-def test_a_query_sees_itself_and_what_came_before():
+def test_a_query_attends_to_itself_and_earlier_positions():
     assert np.array_equal(array(causal_mask(3)), [[[1, 0, 0], [1, 1, 0], [1, 1, 1]]])
 
 
 @given(T=st.integers(1, 7), S=st.integers(1, 11), first=st.integers(0, 5))
-def test_causal_mask_of_queries_in_the_midst_of_the_keys(T, S, first):
+def test_causal_mask_of_queries_after_the_first_keys(T, S, first):
     mask = array(causal_mask(T, S, first))
     assert mask.shape == (1, T, S) and mask.dtype == bool
     for t, s in np.ndindex(T, S):

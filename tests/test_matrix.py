@@ -1,5 +1,5 @@
-"""Every family, saved in every format and dtype, outputs the same by every door of matrix.py that takes the format. The
-other doors raise one line. A new family, format, program or client must have a row or a column here.
+"""Every family, saved in every format and dtype, has the same outputs at every entry point of matrix.py that takes the
+format. Others raise a one-line error. New families, formats, programs and clients need a row or column here.
 """
 
 import itertools
@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import tensorflow as tf
-from matrix import CANNOT_BE_SAVED, DOORS, FAMILIES, TEXTS, ProgramFailed
+from matrix import CANNOT_BE_SAVED, ENTRY_POINTS, FAMILIES, TEXTS, ProgramFailed
 from programs import ROOT
 
 import tf_transformer as tt
@@ -31,27 +31,27 @@ PAIR = {"source_language": "en", "target_language": "de"}  # which a package for
 
 def test_the_table_has_what_the_registries_have():
     assert {family.split("_")[0] for family in FAMILIES} == {family.name for family in families()}
-    assert {format for door in DOORS.values() for format in door.takes} == formats().keys()
+    assert {format for entry_point in ENTRY_POINTS.values() for format in entry_point.takes} == formats().keys()
     train_or_draw = {"translation", "parsing", "prepare", "attention", "export"}
-    assert PROGRAMS.keys() - DOORS.keys() == train_or_draw
+    assert PROGRAMS.keys() - ENTRY_POINTS.keys() == train_or_draw
     clients = {file.stem for file in (ROOT / "savedmodels/clients").glob("*.py")}
     assert clients == {"rest", "grpc_client", "litert_client", "onnx_client"}
-    assert {"REST", "gRPC", "client alone"} <= DOORS.keys()
+    assert {"REST", "gRPC", "client file"} <= ENTRY_POINTS.keys()
     translators = {name for name in tt.__all__ if name.endswith("Translator") or name == "load"}
     assert translators == {"load", "Translator"}
 
 
 def cells():
-    """A door's error for a format does not depend on family and dtype, so only the rows above have such cells."""
+    """An error for a format does not depend on family and dtype, so only the rows above have such cells."""
     for family, format in itertools.product(FAMILIES, formats().values()):
-        for dtype, door in itertools.product(format.dtypes, DOORS):
-            outputs, chosen = format.name in DOORS[door].takes, (family, dtype) in ROWS[format.name]
+        for dtype, entry_point in itertools.product(format.dtypes, ENTRY_POINTS):
+            outputs, chosen = format.name in ENTRY_POINTS[entry_point].takes, (family, dtype) in ROWS[format.name]
             if (family, format.name) in CANNOT_BE_SAVED or not (outputs or chosen):
                 continue
-            slow = not chosen or (door == "check" and outputs)
+            slow = not chosen or (entry_point == "check" and outputs)
             fast = family == "marian" and format.name != "savedmodel"  # exported in no time
             marks = pytest.mark.slow if slow else () if fast else pytest.mark.program
-            cell = family, format.name, dtype, door
+            cell = family, format.name, dtype, entry_point
             yield pytest.param(*cell, marks=marks, id="-".join(cell))
 
 
@@ -86,12 +86,12 @@ class Row:
 
 @pytest.fixture(autouse=True)
 def seed():
-    """Nothing here is random, and TensorFlow would prepare every function again for a new seed."""
+    """Keeps the seed, since nothing here is random and TensorFlow would prepare every function for a new seed."""
 
 
 @pytest.fixture(scope="module")
 def saved_in(translator, tmp_path_factory):
-    """Exports a row once for all doors. TensorFlow also loads it once."""
+    """Exports a row once for all entry points. TensorFlow also loads it once."""
     rows, load, loaded = {}, tf.saved_model.load, {}
 
     def once(path):
@@ -113,19 +113,19 @@ def saved_in(translator, tmp_path_factory):
         yield of
 
 
-@pytest.mark.parametrize(("family", "format", "dtype", "door"), cells())
-def test_cell(family, format, dtype, door, saved_in, whole_checks):
-    row, door = saved_in(family, format, dtype), DOORS[door]
+@pytest.mark.parametrize(("family", "format", "dtype", "entry_point"), cells())
+def test_cell(family, format, dtype, entry_point, saved_in, whole_checks):
+    row, entry_point = saved_in(family, format, dtype), ENTRY_POINTS[entry_point]
     texts = TEXTS[family]
-    if format in door.takes:
-        outputs = door.outputs(row.path, texts)
+    if format in entry_point.takes:
+        outputs = entry_point.outputs(row.path, texts)
         if outputs is not None:
             assert outputs == row.expected()
             assert [bool(output) for output in outputs] == [bool(text.strip()) for text in texts]
         return
     with pytest.raises(Exception) as error:
-        door.outputs(row.path, texts)
-    if door.ours:
+        entry_point.outputs(row.path, texts)
+    if entry_point.ours:
         assert isinstance(error.value, tt.BadInput | OSError | ProgramFailed), error.value
         message = str(error.value)
         assert "\n" not in message and str(row.path) in message and "expected" in message, message

@@ -24,7 +24,7 @@ PAIRS = 43
 
 
 def corpus_of(pairs):
-    """Some pairs in memory."""
+    """Returns a corpus of pairs in memory."""
     return Corpus(MemorySource(*(list(side) for side in zip(*pairs, strict=True))), (["a"], ["b"]))
 
 
@@ -35,13 +35,13 @@ def text():
 
 
 def staged(pairs, folders=(), **methods):
-    """A corpus by no method but these."""
+    """Returns a corpus with only these methods."""
     none = {"dropout_steps": 0, "bidirectional_steps": 0, "word_dropout": 0.0}
     return StagedCorpus.of(corpus_of(pairs), Methods(**(none | methods)), folders)
 
 
 def rows(batches, end, begin=0):
-    """(source, target_in, target_out) of every row of some batches, as tuples without padding."""
+    """Returns (source, target_in, target_out) of every row of some batches, as tuples without padding."""
     result = (row for index in range(begin, end) for row in zip(*batches[index][:3], strict=True))
     return [tuple(tuple(ids[ids != 0].tolist()) for ids in row) for row in result]
 
@@ -52,7 +52,7 @@ def by_steps(pairs, tokenizer, folders=(), **methods):
 
 @pytest.mark.slow
 def test_the_first_steps_learn_both_directions(text):
-    """Then pairs arrive as they are, in the order of a run that never had any other."""
+    """Later steps learn the pairs in the order of a run without the method."""
     pairs, tokenizer = text[0][:101], text[1]
     forwards = expected_rows(pairs, tokenizer)
     backwards = expected_rows([(target, source) for source, target in pairs], tokenizer)
@@ -67,7 +67,7 @@ def test_the_first_steps_learn_both_directions(text):
 
 
 def test_translations_join_the_pairs_after_the_first_steps(text, tmp_path):
-    """Next to the pairs that they translate; the vocabulary is of the pairs only."""
+    """They arrive next to the pairs that they translate. Only the pairs train the vocabulary."""
     pairs, tokenizer = text[0][:101], text[1]
     folders = [tmp_path / "0", tmp_path / "1"]
     for k, folder in enumerate(folders):
@@ -96,7 +96,7 @@ def test_translations_join_the_pairs_after_the_first_steps(text, tmp_path):
 
 @pytest.mark.slow
 def test_words_are_hidden_after_the_bidirectional_steps(text):
-    """As a function of the seed and the step: in source and target_in, but not in the labels."""
+    """Seed and step determine the words, in source and target_in, but not in the labels."""
     pairs, tokenizer = text
 
     def batches(rate=0.25):
@@ -230,7 +230,7 @@ def test_in_an_ensemble_each_learns_from_the_next(runs, tmp_path):
         assert Run(tmp_path / name).settings()["corpus"]["teachers"] == [str(tmp_path / other)]
     # Nothing is done again, except that `fit` looks for missing steps.
     assert runs("--ensemble", of=("one", "two")) == ends
-    # They can teach another model, with what they translated before they were taught.
+    # They can teach another model, with translations from before they were taught.
     second = runs("--run", str(tmp_path / "run_2"), "--seed", "11", of=("one", "two"))
     assert second == [("run_2", 11, 5, 0.3, 0, []), ("run_2", 11, 8, 0.1, 2, ["one", "two"])]
 
@@ -288,7 +288,7 @@ def test_teachers_are_looked_at_before_any_is_trained(runs, tmp_path):
 def test_teachers_translate_in_the_dtype_they_learn_in_and_no_longer_than_the_text(
     target, longest, translator, tmp_path, monkeypatch
 ):
-    """Nor longer than they would: 7 tokens more than the source."""
+    """Outputs are also at most 7 tokens longer than the source, as the teacher's option says."""
     calls, sides = [], (["Two doors.", "One."], [target, "One."])
     result = TranslationResult("", (Hypothesis("made", 0.0),), 1, False)
     monkeypatch.setattr(teachers, "averaged", lambda *args: translator)
@@ -317,7 +317,7 @@ def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(argv, 
 
 @pytest.mark.slow
 def test_an_ensemble_is_of_what_each_would_be_alone(argv, tmp_path, monkeypatch):
-    """With the other as the teacher that it learns from."""
+    """Each has the other as its teacher."""
     exports = []
     monkeypatch.setattr(publishing, "publish", lambda run, export, *args: exports.append(export) or tmp_path)
     run, teacher = tmp_path / "run", tmp_path / "teacher"

@@ -34,8 +34,8 @@ QUIET = {
 
 
 @pytest.mark.program
-def test_what_loads_tensorflow_is_quiet(tmp_path):
-    """Where the user has not said how much that logs: each in a process of its own, which ends as any other."""
+def test_loading_tensorflow_prints_nothing(tmp_path):
+    """The user has not set TensorFlow's log level. Each process exits as usual."""
     (tmp_path / "none").mkdir()
     (tmp_path / "none/saved_model.pb").touch()
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
@@ -57,7 +57,7 @@ assert callable(tt.load)
 
 
 @pytest.mark.program
-def test_every_module_can_be_imported_and_every_name_stays_what_it_is():
+def test_every_module_can_be_imported_and_names_keep_their_values():
     """Importing a module sets its name in the package, where `load` is a function."""
     paths = sorted(PACKAGE.rglob("*.py"))
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
@@ -71,7 +71,7 @@ def test_every_module_can_be_imported_and_every_name_stays_what_it_is():
 
 @pytest.mark.program
 def test_keras_loads_a_model(tmp_path):
-    """It makes registered classes alone."""
+    """Keras creates only registered classes."""
     classes = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in PACKAGE.rglob("*.py")

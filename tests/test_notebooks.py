@@ -1,4 +1,4 @@
-"""The notebooks of examples/: they run from top to bottom, and say what they said when they were kept."""
+"""The notebooks of examples/ run from top to bottom, with the kinds of output that they store."""
 
 import pages
 import pytest
@@ -14,7 +14,7 @@ def read(path):
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_outputs_are_kept(path):
     cells = [cell for cell in read(path).cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))  # in one go
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))  # run once, in order
     assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
     assert "At the end you know" in read(path).cells[0].source
 
@@ -33,4 +33,4 @@ def test_it_runs(path, tmp_path, monkeypatch):
     stored = [cell for cell in read(path).cells if cell.cell_type == "code"]
     for new, old in zip([cell for cell in notebook.cells if cell.cell_type == "code"], stored, strict=True):
         kinds = [sorted(kind for output in cell.outputs for kind in output.get("data", {})) for cell in (new, old)]
-        assert kinds[0] == kinds[1], new.source  # pictures where there were pictures
+        assert kinds[0] == kinds[1], new.source  # figures remain figures

@@ -1,4 +1,4 @@
-"""What an installation has: every package, the programs, and one command for them."""
+"""An installation has every package, the programs, and one command for them."""
 
 import argparse
 import ast
@@ -31,8 +31,8 @@ def test_every_other_file_is_installed():
     assert named == {path for path in files if path.suffix not in (".py", ".pyc")}
 
 
-def test_programs_know_no_name_of_their_folder():
-    """It has another one in the installed package."""
+def test_programs_do_not_import_their_folder_by_name():
+    """It has another name in the installed package."""
     for path in TRAINERS:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -50,7 +50,7 @@ def test_the_page_on_an_index_has_no_relative_links():
 
 
 def test_errors_name_extras_that_exist():
-    """`import_extra(module, extra, ...)` anywhere in the package; those of the engines of exports are in a table."""
+    """They are arguments of `import_extra(module, extra, ...)`, or attributes of engines."""
     named = {engine.package[1] for engine in (LiteRT, ONNX)}
     for path in (ROOT / "tf_transformer").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -62,7 +62,7 @@ def test_errors_name_extras_that_exist():
 
 @pytest.mark.parametrize("program", ["", *PROGRAMS, *OTHERS])
 def test_help_fits_a_screen(program, capsys, monkeypatch):
-    """Of one command, its programs, and what else has options."""
+    """This holds for the command, its programs, and other modules with options."""
     monkeypatch.setenv("COLUMNS", "110")
     if program in OTHERS:
         pytest.importorskip("tensorflow_serving" if "grpc" in program else "flask")
@@ -82,11 +82,11 @@ def test_help_fits_a_screen(program, capsys, monkeypatch):
 
 
 class Parsed(Exception):
-    """A program has asked its parser for its arguments."""
+    """Raised when a program parses its arguments."""
 
 
 @pytest.mark.parametrize("program", [*PROGRAMS, *OTHERS])
-def test_an_option_may_stand_between_arguments(program, monkeypatch):
+def test_options_may_come_between_arguments(program, monkeypatch):
     if program in OTHERS:
         pytest.importorskip("tensorflow_serving" if "grpc" in program else "flask")
     for name in ("parse_args", "parse_intermixed_args"):

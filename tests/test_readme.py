@@ -1,4 +1,4 @@
-"""The README, as it stands there: it is short, its commands run, its figures are those of the pages."""
+"""The README is short, its code runs, and its figures match those of the pages."""
 
 import json
 import re
@@ -19,9 +19,9 @@ def test_it_is_short():
 
 
 @pytest.mark.program
-def test_its_python_runs_and_what_it_saves_answers_its_request(tmp_path, monkeypatch):
+def test_its_python_runs_and_its_model_serves_its_request(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "opus-mt-en-de").symlink_to(pages.ROOT / "tests/marian/trained")  # in its place: there is no network
+    (tmp_path / "opus-mt-en-de").symlink_to(pages.ROOT / "tests/marian/trained")  # replaces the download
     assert len(pages.blocks("README.md")) == 3
     names = pages.run_blocks("README.md", QUICKER)
     assert names["classifier"].output_shape == (None, 3)
@@ -39,7 +39,7 @@ def test_its_python_runs_and_what_it_saves_answers_its_request(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("path", pages.PATHS, ids=str)
-def test_extras_that_are_said_exist(path):
+def test_extras_on_pages_exist(path):
     config = ConfigParser()
     config.read(pages.ROOT / "setup.cfg")
     text = pages.read(path)

@@ -83,7 +83,7 @@ def test_a_plugin_of_every_kind(plugin, translator, tmp_path):
     sizes = {"num_layers": 1, "d_model": 8, "d_ff": 16, "num_heads": 2, "vocab_size": 31}
     config = config_of(sizes | {"toy": 5})
     assert type(build_model(config)) is toy_plugin.Model and family_of_config(config).name == "toy"
-    assert type(config_of(sizes)) is tt.TransformerConfig  # the built-in ones stay
+    assert type(config_of(sizes)) is tt.TransformerConfig  # built-in families remain
     assert task_of("toy").metric == "chrF"
 
 
@@ -92,7 +92,7 @@ def test_a_plugin_that_cannot_be_imported(plugin, translator, tmp_path):
         translator.save(tmp_path / "saved", format="broken")
 
 
-def test_what_opens_nothing_lists_the_engines(plugin, tmp_path):
+def test_an_error_lists_the_engines(plugin, tmp_path):
     with pytest.raises(tt.BadInput, match="expected a toy, a SavedModel, .* or a checkpoint, found no"):
         tt.load(tmp_path)
 

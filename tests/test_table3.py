@@ -12,7 +12,7 @@ from examples.table3 import train
 BASE = tt.PRESETS["base"]
 
 
-def test_all_rows_of_the_paper_are_there():
+def test_all_rows_of_the_paper_exist():
     assert set(table3.PAPER) == set(TABLE_3)
     assert len(table3.PAPER) == 20
 
@@ -38,7 +38,7 @@ def test_rows_are_chosen_by_name_and_by_group():
         table3.chosen("base,F,dk16")
 
 
-def test_what_the_rows_say_is_no_option(capsys):
+def test_sizes_of_rows_are_no_options(capsys):
     for options, message in ((["--dropout", "0.2"], "since each row sets it"), (["--dry-run"], "--preset ROW")):
         with pytest.raises(SystemExit):
             train.main(["--train", "a", "b", "--dev", "c", "d", *options])

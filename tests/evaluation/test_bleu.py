@@ -10,7 +10,7 @@ import sacrebleu
 from tf_transformer.config import BadInput
 from tf_transformer.evaluation import bleu
 
-# 5 of 6 tokens, 3 of 5 pairs, 2 of 4 triples, 1 of 3 quadruples; as long as the reference.
+# 5 of 6 tokens, 3 of 5 pairs, 2 of 4 triples, 1 of 3 quadruples. No brevity penalty.
 #   a b c d x f
 #   a b c d e f
 BY_HAND = 100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** (1 / 4)
@@ -35,7 +35,7 @@ def test_compounds_count_as_their_parts():
     score = bleu.paper_bleu(["ein rot-blaues Haus."], ["ein rot-grünes Haus."])
     assert score.value == pytest.approx(100 * (5 / 6 * 3 / 5 * 1 / 4 * 1 / (2 * 3)) ** (1 / 4))
     assert "tok:13a+compounds-split" in score.signature
-    # Unsplit it is one wrong token of four: 'ein rot-blaues Haus .'; 1 of 3 pairs; no triple, no quadruple.
+    # Unsplit, 3 of 4 tokens of 'ein rot-blaues Haus .' match, 1 of 3 pairs, no triple and no quadruple.
     unsplit = bleu.bleu(["ein rot-blaues Haus."], ["ein rot-grünes Haus."])
     assert unsplit.value == pytest.approx(100 * (3 / 4 * 1 / 3 * 1 / (2 * 2) * 1 / (4 * 1)) ** (1 / 4))
 
@@ -68,7 +68,7 @@ def test_chrf():
 GERMAN = ["Der Hund sieht die rot-grüne Tür .", "Die Frau trinkt heute Tee ."]
 
 
-def test_half_an_emoji_is_a_character_as_others():
+def test_a_lone_surrogate_is_a_character():
     for score in (bleu.bleu, bleu.chrf):
         result = score(["a b c d \ud83d", "a b c d"], ["a b c d \ud83d", "a b c d"])
         assert result.value == pytest.approx(100)
@@ -117,28 +117,28 @@ def test_texts_come_as_a_translator_takes_them(tmp_path):
     )
 
 
-def test_text_of_another_count_or_kind_is_refused():
+def test_texts_of_another_number_or_type_raise_bad_input():
     for texts, references, message in (
         (["a"] * 3, ["a"] * 2, "expected as many translations as references, .*; got 3 translations and 2 references"),
         ([], [], "and at least one; got 0 translations and 0 references"),
         ("ab", ["a", "b"], "translations: expected a list of strings, got one string"),
-        (["a", "b"], ["a", None], "references: expected strings, got NoneType at place 1"),
+        (["a", "b"], ["a", None], "references: expected strings, got NoneType at index 1"),
         (b"ab", ["a", "b"], "translations: expected a list of strings, got one string"),
         (["a"], [["a"], ["b", "c"]], "got 1 translations and 2 references"),
         (["a"], None, "references: expected a list.*, got None"),
         (["a"], np.array("a"), "references: expected a list.*, got .*array"),
-        (np.array([["a"]]), ["a"], "translations: expected strings, got ndarray at place 0"),
+        (np.array([["a"]]), ["a"], "translations: expected strings, got ndarray at index 0"),
     ):
         for function in (bleu.bleu, bleu.paper_bleu, bleu.chrf, lambda texts, other: bleu.compare({"": texts}, other)):
             with pytest.raises(BadInput, match=message):
                 function(texts, references)
 
 
-def test_japanese_is_told_from_chinese():
+def test_japanese_is_not_tokenized_as_chinese():
     assert set(bleu.metrics(["彼は寿司が好きだ。"])) - {"BLEU ja-mecab"} == {"BLEU char", "chrF"}
 
 
-def test_every_flavour_is_what_it_is_alone():
+def test_compare_scores_like_each_metric():
     texts = ["Der Hund sieht eine rot-blaue Tür .", "Die Frau trinkt Tee ."]
     scores = bleu.compare({"only": texts}, GERMAN, samples=7)
     functions = {"BLEU 13a": bleu.bleu, "BLEU 13a, compounds split": bleu.paper_bleu, "chrF": bleu.chrf}
@@ -150,7 +150,7 @@ def test_every_flavour_is_what_it_is_alone():
 
 
 def test_the_interval_and_the_chance_are_those_of_the_bootstrap():
-    """Of single words, one a sentence, chrF is nearly the share of right ones, whose error statistics gives."""
+    """For sentences of one word, chrF is nearly the share of correct ones, whose error is known."""
     r = random.Random(3)
     words = ["".join(r.choices("abcdefgh", k=5)) for _ in range(401)]
 

@@ -1,4 +1,4 @@
-"""The pictures of attention: the page's data is the model's, no text gets out of it, nothing is fetched; figures."""
+"""Plots of attention: the page holds the model's weights, escapes text and loads nothing. Figures."""
 
 import itertools
 import json
@@ -38,7 +38,7 @@ HOSTILE = [
 
 
 class Page(HTMLParser):
-    """What a browser would see: elements, their attributes, and the text of scripts."""
+    """A parsed page: elements, their attributes, and the text of scripts."""
 
     def __init__(self, html):
         super().__init__()
@@ -59,7 +59,7 @@ class Page(HTMLParser):
 
 
 def pair_of(source, target, layers=2, heads=3):
-    """Tokens, and random weights whose rows sum to 1; the decoder's look at nothing that is still to come."""
+    """Returns tokens, and random weights whose rows sum to 1. The decoder's are causal."""
     random, S, T = np.random.default_rng(0), len(source), len(target)
 
     def weights(rows, columns, causal=False):
@@ -69,7 +69,7 @@ def pair_of(source, target, layers=2, heads=3):
     return source, target, AttentionScores(weights(S, S), weights(T, T, True), weights(T, S))
 
 
-def test_the_page_says_what_the_model_says(translator):
+def test_the_page_has_the_models_weights(translator):
     pairs = [translator.attention("The old woman opens the red door."), translator.attention("Two doors.", "Zwei")]
     data = Page(attention_page(pairs)).data
     assert list(data["kinds"]) == list(AttentionScores._fields)
@@ -88,12 +88,12 @@ def test_the_page_says_what_the_model_says(translator):
                 np.testing.assert_allclose(full.sum(-1), 1, atol=0.0005 * columns)
 
 
-def test_no_token_gets_out_of_the_data():
+def test_tokens_are_escaped():
     plain = Page(attention_page([pair_of(["a"] * 12, ["b"])]))
     page = Page(attention_page([pair_of(HOSTILE, HOSTILE[::-1])]))
     assert page.elements == plain.elements
     assert page.scripts[1] == plain.scripts[1]
-    shown = [*HOSTILE[:-2], "\u2400\u240a\u241b\u2421\ufffd", ""]  # what cannot be seen is seen
+    shown = [*HOSTILE[:-2], "\u2400\u240a\u241b\u2421\ufffd", ""]  # invisible characters are shown
     assert page.data["pairs"][0]["encoder"]["rows"] == shown
     assert page.data["pairs"][0]["decoder"]["rows"] == shown[::-1]
 
@@ -107,7 +107,7 @@ def test_every_text_comes_back(tokens):
     assert page.elements.count("script") == 2
 
 
-def test_the_page_asks_the_network_for_nothing():
+def test_the_page_loads_nothing():
     html = attention_page([pair_of(["a"], ["b"])])
     page = Page(html)
     assert [value for name, value in page.attributes if name in ("src", "href", "action", "srcset", "data")] == [
@@ -127,12 +127,12 @@ def test_the_page_asks_the_network_for_nothing():
         ([(["a"], ["c"], AttentionScores([np.ones((1, 1))], [], []))], r"\(1, 'heads', 1, 1\), got \(1, 1\)"),
     ],
 )
-def test_weights_that_are_not_the_tokens(pairs, message):
+def test_weights_that_do_not_fit_the_tokens(pairs, message):
     with pytest.raises(tt.BadInput, match=message):
         attention_page(pairs)
 
 
-def test_a_figure_is_a_matrix_a_head(tmp_path):
+def test_a_figure_has_one_matrix_per_head(tmp_path):
     pair = pair_of(HOSTILE[:9], ["$", "a", "b", "c", "$_$"])
     figure = attention_figure(pair, "cross", layer=0, heads=[2, 0])
     figure.savefig(tmp_path / "figure.png")  # nothing is taken for mathematics
@@ -147,7 +147,7 @@ def test_a_figure_is_a_matrix_a_head(tmp_path):
 
 
 def test_a_figure_grows_with_its_tokens():
-    """As many pixels a token, however many there are, so that labels do not overlap."""
+    """Each token has the same number of pixels, so labels do not overlap."""
     tokens = [f"token{i}" for i in range(61)]
     figure = attention_figure(pair_of(tokens, tokens[:7], layers=1, heads=1), "encoder")
     (plot,) = [plot for plot in figure.axes if plot.images]
@@ -159,7 +159,7 @@ def test_a_figure_grows_with_its_tokens():
     assert all(left.x1 <= right.x0 for left, right in itertools.pairwise(boxes))
 
 
-def test_what_a_figure_refuses(monkeypatch):
+def test_bad_options_of_a_figure(monkeypatch):
     pair = pair_of(["a"], ["b"])
     for wrong, message in [
         ({"kind": "self"}, "kind: expected 'encoder', 'decoder' or 'cross', got 'self'"),
@@ -189,7 +189,7 @@ def test_the_page_and_the_programs_are_in_the_package_that_is_installed(tmp_path
 @pytest.mark.slow
 @needs_browser
 def test_in_a_browser(tmp_path):
-    """The page's program runs to its end, over hostile tokens too."""
+    """The page's script completes, also on hostile tokens."""
     pairs = [pair_of(HOSTILE[:9], ["▁Two", "</s>"], heads=11), pair_of(["x"], ["y"])]
     page = shown(attention_page(pairs), tmp_path).split("<script")[0]
     assert page.count("<li ") == 2 + 9  # cross-attention: target and source
@@ -201,7 +201,7 @@ def test_in_a_browser(tmp_path):
 
 @pytest.mark.slow
 @needs_browser
-def test_a_matrix_that_goes_on_at_the_right_shows_it(tmp_path):
+def test_a_matrix_that_overflows_at_the_right_shows_it(tmp_path):
     show = "document.querySelector('[value=matrix]').click(); document.body.dataset.seen = $('picture').className"
     for length, seen in ((97, "more"), (3, "")):
         page = shown(attention_page([pair_of(["x"] * length, ["y"] * 5)]), tmp_path, show)

@@ -65,7 +65,7 @@ def test_the_product_with_a_mask_of_the_whole_batch_is_not_fused(rows, fused):
 
 @given(data=st.data(), B=st.integers(1, 3), h=st.integers(1, 3), T=st.integers(1, 5), S=st.integers(1, 6))
 def test_weights_sum_to_one_and_are_zero_on_masked_keys(data, B, h, T, S):
-    """Whatever the size of the logits; a query with nothing to attend gets zeros, not NaN."""
+    """Logits may be of any size. A query whose keys are all masked gets zeros, not NaN."""
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=B * T * S, max_size=B * T * S))).reshape(B, T, S)
     size = data.draw(st.sampled_from([0.0, 1.0, 1e3]))
     query, key, value = normal(B, h, T, 2) * size, normal(B, h, S, 2) * size, normal(B, h, S, 3)
@@ -122,7 +122,7 @@ def test_head_widths_are_d_model_over_heads_unless_given():
 
 
 def test_projections_are_initialised_as_one_kernel_of_query_key_and_value():
-    """Uniform with variance 2 / (d + 3d) = 1 / 2d; the output's is Glorot's, 1 / d."""
+    """They are uniform with variance 2 / (d + 3d) = 1 / 2d. The output kernel has Glorot's, 1 / d."""
     d, layer = 128, MultiHeadAttention(8)
     layer.build((None, None, d))
     for path, kernel in weights_of(layer).items():

@@ -1,4 +1,4 @@
-"""What every layer promises a user of Keras: configs, shapes, models of every kind, masks and dtypes."""
+"""Keras's contract of every layer: configs, shapes, models of every kind, masks and dtypes."""
 
 import doctest
 import functools
@@ -40,7 +40,7 @@ def test_every_argument_is_an_attribute_and_in_the_config(case):
     config = layer.get_config()
     for argument in arguments:
         attribute = getattr(layer, argument.name)
-        # Of these, another value than the default is given elsewhere.
+        # Other cases pass these layers non-default values.
         if case.name not in ("sinusoidal", "learned", "add_and_norm", "encoder", "decoder", "decoder_only"):
             assert attribute != argument.default, argument.name
         plain = attribute.to_dict() if isinstance(attribute, tt.TransformerConfig) else attribute
@@ -112,20 +112,14 @@ def test_symbolic_outputs_are_like_the_real_ones(case):
         assert described(symbolic, return_attention_scores=True) == described(real, return_attention_scores=True)
 
 
-OPTIONS = {
-    "cache",
-    "slot",
-    "return_attention_scores",
-    "training",
-    "reverse",
-    "use_causal_mask",
-}  # of calls, besides tensors
+# Arguments of calls that are not tensors.
+OPTIONS = {"cache", "slot", "return_attention_scores", "training", "reverse", "use_causal_mask"}
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @every_layer
-def test_another_number_of_axes_is_told_in_one_line(case, symbolic):
-    """Of every tensor that a call takes; and a mask of floats, which may be vectors at the place of a mask."""
+def test_a_wrong_number_of_axes_raises_bad_input(case, symbolic):
+    """Each tensor of a call is checked. A mask of floats is rejected too, since it may be vectors passed as a mask."""
     layer, inputs = case.make(name="it"), case.symbolic_inputs() if symbolic else case.arrays()
     names = [name for name in inspect.signature(layer.call).parameters if name not in OPTIONS]
     axes = {"ids": 2, "position": 1, "attention_mask": 3}
@@ -142,8 +136,8 @@ def test_another_number_of_axes_is_told_in_one_line(case, symbolic):
     assert not layer.built
 
 
-def test_what_is_no_tensor_of_the_right_axes():
-    """Keys at the place of a mask, since Keras's order is query, value, key; lists; ragged tensors."""
+def test_keys_as_a_mask_lists_and_ragged_tensors_raise_bad_input():
+    """Keras's order is query, value, key, so keys can arrive as the mask."""
     attention, x = tt.layers.MultiHeadAttention(1, name="it"), np.random.default_rng(1).normal(size=(B, T, D))
     expected = r"^it: expected mask \[B, T\] of bools, got .* \(2, 5, 7\). The arguments are query, value, mask$"
     with pytest.raises(tt.BadInput, match=expected):
@@ -258,7 +252,7 @@ def sentences(case):
 
 
 def padded(case, ids, filler=0):
-    """The same sentences between padding, or after them where there are positions, which padding before would move."""
+    """Pads sentences on both sides, or only at the end if the layer has positions, which padding before would shift."""
     return [np.pad(x, ((0, 0), (0 if case.has_positions else 2, 3)), constant_values=filler) for x in ids]
 
 
@@ -292,8 +286,8 @@ def test_padding_stays_hidden_under_an_attention_mask(case):
     model = draw_weights(keras.Model([*inputs, mask], case.call(case.make(), embedded, attention_mask=mask)))
 
     def output(ids):
-        of_self = case.name.endswith("decoder")  # whose attention_mask is for its self-attention
-        keys = ids[0] if of_self else ids[-1]
+        # The decoder's attention_mask is that of its self-attention.
+        keys = ids[0 if case.name.endswith("decoder") else -1]
         return array(model([*ids, np.ones((1, ids[0].shape[1], keys.shape[1]), "bool")]))
 
     assert_close(output(padded(case, ids))[:, 2 : 2 + T], output(ids))
@@ -303,7 +297,7 @@ def test_padding_stays_hidden_under_an_attention_mask(case):
 
 
 def rates_of(case):
-    """The config of a layer of the list without dropout, and the names of its rates in there."""
+    """Returns a config without dropout, the dictionary of its rates, and their names."""
     config = case.make().get_config()
     rates = config["config"] if case in MODELS else config
     names = [name for name in ("dropout", "attention_dropout") if name in rates]
@@ -312,7 +306,7 @@ def rates_of(case):
 
 
 @promise([case for case in LAYERS + MODELS if rates_of(case)[2]])
-def test_each_dropout_works_by_itself_and_in_training_alone(case):
+def test_each_dropout_works_alone_and_only_in_training(case):
     config, rates, names = rates_of(case)
     for name in names:
         rates[name] = 0.5
@@ -324,7 +318,7 @@ def test_each_dropout_works_by_itself_and_in_training_alone(case):
         assert np.abs(array(case.call(layer, case.arrays(), training=True)) - case.output()).max() > 0.1, name
         variables = layer.trainable_variables, layer.non_trainable_variables
         state = [[variable.value for variable in group] for group in variables]
-        for training in (True, False):  # as Keras's step on JAX calls it, without the context of a call
+        for training in (True, False):  # Keras's step on JAX calls it without a call context
             stateless = functools.partial(layer.stateless_call, *state, training=training)
             output, _ = stateless(tuple(case.arrays())) if case in MODELS else stateless(*case.arrays())
             assert (np.abs(array(output) - case.output()).max() > 0.1) == training, name
@@ -349,7 +343,7 @@ def test_mixed_precision(case, policy):
 
 @promise([case for case in LAYERS + MODELS if case.of_ids])
 def test_ids_may_arrive_as_floats(case):
-    """As they do from `keras.Input((None,))`, whose dtype is float32, and no policy may round them."""
+    """`keras.Input((None,))` has the dtype float32. No policy may round its ids."""
     layer = case.built(dtype="mixed_bfloat16")
     floats = [ids.astype("float32") for ids in case.arrays()]
     assert_close(case.call(layer, floats), case.call(layer, case.arrays()))

@@ -1,4 +1,4 @@
-"""What every layer promises a user of Keras: what is saved, exported, made of integers or adapted is loaded."""
+"""Keras's contract of every layer: saved, exported, quantized and adapted models load."""
 
 import keras
 import numpy as np
@@ -26,7 +26,7 @@ for path in pathlib.Path(sys.argv[1]).glob("*.keras"):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A folder with a model around each layer and that model's inputs."""
+    """Returns a folder with a model around each layer and that model's inputs."""
     folder = tmp_path_factory.mktemp("models")
     for case in LAYERS + MODELS:
         case.model().save(folder / f"{case.name}.keras")
@@ -36,8 +36,10 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reloaded_files(files, tmp_path_factory):
-    """The same folder after a fresh process has loaded each model and left its answer there; and what `exported` is.
-    The process begins with the SavedModel, as long as it knows TensorFlow alone."""
+    """Returns `files` after a fresh process has added each model's output, and the value of `exported`.
+
+    The process begins with the SavedModel, before it imports the package.
+    """
     if keras.backend.backend() != "tensorflow":
         run_python(LOAD, files)
         return files, {}
@@ -79,10 +81,10 @@ assert "tf_transformer" not in sys.modules
 
 
 def export_layers(folder):
-    """Write a SavedModel with a function a layer, and inputs of each; returns our answers."""
+    """Writes a SavedModel with one function per layer, and their inputs. Returns the layers' outputs."""
     import tensorflow as tf
 
-    # It owns raw variables and reaches the layers by closure, as the one that `Translator.save` writes.
+    # Like that of `Translator.save`, it owns raw variables and reaches the layers by closure.
     module = tf.Module()
     module.weights = []
     expected = {}
@@ -95,7 +97,7 @@ def export_layers(folder):
         layer = case.built()
         module.weights += [weight.value for weight in layer.weights]
         setattr(module, case.name, function(case, layer))
-        inputs = case.arrays(batch=3, longer=6)  # of other sizes than those that built the layer
+        inputs = case.arrays(batch=3, longer=6)  # not the sizes that built the layer
         expected[case.name] = case.call(layer, inputs)
         np.savez(folder / f"{case.name}.npz", *inputs)
     tf.saved_model.save(module, str(folder))
@@ -104,24 +106,24 @@ def export_layers(folder):
 
 @pytest.fixture(scope="module")
 def exported(reloaded_files):
-    """The answers of that SavedModel, from a process that knows TensorFlow alone, and ours."""
+    """Returns outputs of that SavedModel, from a process that imports only TensorFlow, and those of the layers."""
     return reloaded_files[1]
 
 
 @pytest.mark.program
 @tensorflow_only
 @every_case
-def test_saved_model_needs_tensorflow_alone(case, exported):
+def test_saved_model_needs_only_tensorflow(case, exported):
     assert_close(*exported[case.name])
 
 
-# Fewer numbers
+# Quantization and LoRA
 
 
 @promise(LAYERS + MODELS, slow=("cross_attention", "decoder", "transformer"))
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
 def test_quantized_to_int8(case, tmp_path):
-    """Near the layer; and a file of it is loaded, as is a file of what was loaded."""
+    """Outputs are near those of the layer. The model can be saved and loaded, twice."""
     model = case.model()
     model.quantize("int8")
     output = array(model(case.arrays()))
@@ -135,8 +137,8 @@ def test_quantized_to_int8(case, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
-def test_a_part_in_integers_inside_other_models(tmp_path):
-    """Where the layers' paths in a file or a clone are others than in the model."""
+def test_int8_layers_inside_other_models(tmp_path):
+    """In a file or a clone, the layers have other paths than in the model."""
     feed_forward, encoder = tt.layers.FeedForward(17), tt.layers.EncoderLayer(1, 17)
     around = keras.Sequential([keras.Input((T, D)), feed_forward])
     model = keras.Sequential([keras.Input((T, D)), around, encoder])
@@ -153,7 +155,7 @@ def test_a_part_in_integers_inside_other_models(tmp_path):
 
 @every_case
 def test_lora(case, tmp_path):
-    """Only it learns; what was saved is loaded, added to what it adapts."""
+    """Only adapters are trainable. A saved model loads with adapters merged."""
     layer = case.built()
     adapted = [inner for inner in layer._flatten_layers() if hasattr(inner, "enable_lora")]
     for weight in layer.weights:

@@ -1,4 +1,4 @@
-"""What every layer promises a user of Keras: it trains as the stock layers do."""
+"""Keras's contract of every layer: it trains like the stock layers."""
 
 import keras
 import numpy as np
@@ -32,7 +32,7 @@ TRAINING, VALIDATION = ((SOURCE, TARGET), LABELS), ((SOURCE, TARGET), OTHERS)
 
 
 def train(*callbacks, **options):
-    """A new model after three epochs of a batch, and their history; Python runs it, since a graph takes longer."""
+    """Returns a new model after three epochs of one batch, and their history. It runs eagerly, to save tracing."""
     keras.utils.set_random_seed(5)
     model = tt.Transformer(tt.TransformerConfig(1, 6, 13, 3, dropout=0.0, vocab_size=31))
     model.compile(tt.Adam(0.05, **options), tt.SmoothedCrossEntropy(), metrics=[tt.Perplexity()], run_eagerly=True)
@@ -72,7 +72,7 @@ def test_backup_and_restore(whole, tmp_path):
 
 @pytest.mark.slow
 def test_model_checkpoint(tmp_path):
-    """What is kept is of the epoch asked for (the worst: the best is the last), and any goes on as if never stopped."""
+    """The checkpoint is that of the worst epoch, since the last is the best. Training resumes from any checkpoint."""
     worst = ModelCheckpoint(
         tmp_path / "worst.weights.h5", "val_loss", mode="max", save_best_only=True, save_weights_only=True
     )
@@ -88,7 +88,7 @@ def test_model_checkpoint(tmp_path):
 
 @pytest.mark.slow
 def test_swap_ema_weights():
-    """Validation is of the moving average of the weights after each step, and so is what training leaves."""
+    """Validation uses the moving average of the weights after each step. Training ends with it."""
     after_a_step, validated = [], []
 
     class Record(Callback):
@@ -130,9 +130,9 @@ def train(distribution):
 
 mesh = DeviceMesh((1, 2), ("batch", "model"), keras.distribution.list_devices("cpu"))
 layout = LayoutMap(mesh)
-layout[".*attention/(query|key|value)/kernel"] = (None, "model")  # by heads
+layout[".*attention/(query|key|value)/kernel"] = (None, "model")  # heads
 layout[".*attention/output/kernel"] = ("model", None)
-layout[".*hidden/kernel"] = (None, "model")  # by d_ff
+layout[".*hidden/kernel"] = (None, "model")  # d_ff
 layout[".*hidden/bias"] = ("model",)
 layout[".*feed_forward/output/kernel"] = ("model", None)
 
@@ -158,7 +158,7 @@ def test_keras_distribution_trains_as_one_device(kind, distributed):
 
 @pytest.fixture(scope="module")
 def distributed(tmp_path_factory):
-    """What one device, both by batches, and both by heads and hidden units, have learned."""
+    """Returns weights trained on one device, and on two that split batches, or heads and hidden units."""
     folder = tmp_path_factory.mktemp("distributed")
     run_python(DISTRIBUTED, folder, XLA_FLAGS="--xla_force_host_platform_device_count=2")
     return lambda name: np.load(folder / f"{name}.npz")

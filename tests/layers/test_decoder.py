@@ -37,7 +37,7 @@ def test_decoder_layer(memory_mask):
 
 @given(chunks=st.lists(st.integers(1, 3), min_size=1, max_size=4), B=st.integers(1, 3), more=st.integers(0, 3))
 def test_cached_is_the_whole_sequence(chunks, B, more):
-    """One or several tokens at a time; what lies in slots not yet written does not matter."""
+    """Calls append one or several tokens. Contents of unwritten slots do not matter."""
     T = sum(chunks)
     x, memory = normal(B, T, d), normal(B, S, d)
     mask = np.arange(S) < np.array([[4], [7], [2]])[:B]
@@ -69,7 +69,7 @@ def test_a_cache_holds_the_projected_memory_and_room_for_the_target():
 
 
 def test_columns_may_be_beams_when_the_mask_says_so():
-    """Two beams of one sentence as two columns; each sees its own ancestors alone."""
+    """Two beams of a sentence are two columns. Each attends only to its ancestors."""
     x, memory = normal(B, 4, d), normal(B, S, d)  # first tokens of beams 0 and 1, then their second ones
     cache = LAYER.init_cache(ops.array(memory), 4)
     first = np.array([[[1, 0, 0, 0], [0, 1, 0, 0]]], bool)

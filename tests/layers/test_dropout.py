@@ -29,7 +29,7 @@ def test_drops_at_its_rate_and_keeps_the_expectation(rate, policy):
 
 
 def test_components_are_dropped_independently():
-    """Also the two of a pair, which share a random number of 32 bits, and those of one step and the next."""
+    """This includes pairs, which share 32 random bits, and consecutive steps."""
     layer = Dropout(0.3, seed=5)
     first, second = keep_mask(layer), keep_mask(layer)
     for mask, other in (
@@ -53,7 +53,7 @@ def test_an_odd_width_or_a_noise_shape_is_dropped_as_keras_does(shape, options):
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.distribute is TensorFlow's")
 def test_a_replica_drops_its_own_components(monkeypatch):
-    """The first one those of a single device; test_distribution.py has two at once."""
+    """The first replica drops the same as a single device. test_distribution.py runs two replicas."""
     from tf_transformer import distribution
 
     single, masks = keep_mask(Dropout(0.3, seed=7)), []
@@ -67,7 +67,7 @@ def test_a_replica_drops_its_own_components(monkeypatch):
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="jax.jit changes no random state")
 @pytest.mark.parametrize("mode", COMPILERS)
-def test_a_compiled_step_draws_anew_each_time(mode):
+def test_each_compiled_step_drops_other_components(mode):
     layer = Dropout(0.5, seed=11)
     step = COMPILERS[mode](lambda x: layer(x, training=True))
     first, second = (array(step(ops.ones(SHAPE))) for _ in range(2))
@@ -82,7 +82,7 @@ def test_without_training_or_rate_it_does_nothing():
     assert not array(Dropout(1.0)(x, training=True)).any()
 
 
-def test_what_is_dropped_has_no_gradient():
+def test_dropped_components_have_no_gradient():
     x = keras.Variable(np.ones((5, 6)))
     layer, copy = (Dropout(0.25, seed=13) for _ in range(2))
     _, (gradient,) = value_and_gradients(lambda: ops.sum(layer(x.value, training=True)), [x])

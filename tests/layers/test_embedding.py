@@ -25,7 +25,7 @@ def built(positions="sinusoidal", **options):
 @pytest.mark.parametrize("d_model, every", [(2, 1), (11, 1), (512, 61)])
 @pytest.mark.parametrize("mode", COMPILERS)
 def test_sinusoids_far_out(d_model, every, mode):
-    """To position 4,095, where an angle in float32 is wrong by 2e-4."""
+    """At position 4,095 an angle in float32 has an error of 2e-4."""
     positions = np.arange(0, 4096, every)
     output = COMPILERS[mode](lambda positions: sinusoids(positions, d_model))(ops.array(positions))
     assert ops.dtype(output) == "float32"
@@ -42,7 +42,7 @@ def test_embedding_is_scaled_and_the_position_is_added(positions):
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_a_token_may_stand_anywhere(positions):
+def test_a_token_may_have_any_position(positions):
     layer, order = built(positions), [4, 0, 2]
     close(layer(IDS[:, order], position=ops.array(order)), array(layer(IDS))[:, order])
 
@@ -74,7 +74,7 @@ def test_logits_in_a_functional_model_share_the_table(shape, tmp_path):
 
 
 def test_a_call_in_reverse_is_that_of_keras():
-    """Before the first call of ids, too; the mask of the vectors is that of the logits."""
+    """It may precede the first call with ids. The vectors' mask is passed on to the logits."""
     layer, kerass, x = PositionalEmbedding(V, d), keras.layers.ReversibleEmbedding(V, d), normal(B, T, d)
     output = layer(x, reverse=True)
     kerass.build()
@@ -114,7 +114,7 @@ def test_more_than_the_learned_positions_is_an_error():
 
 @tensorflow_only
 def test_more_than_the_learned_positions_is_an_error_where_the_number_is_not_known():
-    """A GPU gives zeros for rows that a table lacks, so this asks for no such rows."""
+    """A GPU returns zeros for missing rows, so this does not look any up."""
     import tensorflow as tf
 
     layer, shapes = built("learned"), []
@@ -143,7 +143,7 @@ def test_dropout_is_on_the_sum_and_for_training_only():
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_positions_and_logits_are_float32_whatever_the_policy(policy):
-    """At position 4,001, which bfloat16 cannot tell from 4,000, a component is right but for its last bits."""
+    """At position 4,001, which bfloat16 rounds to 4,000, components are correct up to their last bits."""
     layer = built(dtype=policy)
     layer.set_weights([np.zeros((V, d))])
     position = 4001
@@ -174,7 +174,7 @@ def assert_same(layer, kerass, rtol=1e-5):
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_lora_is_that_of_keras(positions, tmp_path):
-    """Rows and logits are of the same adapted matrix; what is saved is the sum, which a layer without LoRA loads."""
+    """Rows and logits use the same adapted matrix. Files hold the sum, which a layer without LoRA can load."""
     layer, kerass = beside_keras(positions)
     for each in (layer, kerass):
         each.enable_lora(3, lora_alpha=5)

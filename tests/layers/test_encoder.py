@@ -31,11 +31,11 @@ def test_encoder_layer(mask):
         close(scores[b], expected[1])
 
 
-def test_under_a_causal_mask_a_position_sees_none_after_it():
+def test_a_causal_mask_hides_later_positions():
     x, below = normal(B, S, d), np.tri(S, dtype=bool)[None]
     causal = LAYER(x, mask=MASK, use_causal_mask=True)
     close(causal, LAYER(x, mask=MASK, attention_mask=below))
-    for length in range(1, S + 1):  # its beginning alone, which has nothing to hide
+    for length in range(1, S + 1):  # a prefix has no later positions
         expected = oracle.encoder_layer(x[1, :length], weights_of(LAYER), h)[0]
         close(causal[1, length - 1], expected[-1])
 

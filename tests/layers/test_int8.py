@@ -1,4 +1,4 @@
-"""Products and models in 8-bit integers, beside NumPy's whole numbers and the model in float32."""
+"""Matmuls and models in 8-bit integers, compared with NumPy's integers and the model in float32."""
 
 import json
 
@@ -26,7 +26,7 @@ TEXTS = ["Two doors.", "The red door opens.", "", "A small key."]
 
 
 def by_hand(x, matrix):
-    """The product of x [B, d] and a float matrix [d, n] in whole numbers, with the scales of rows and columns."""
+    """Returns x [B, d] @ matrix [d, n], computed in integers with scales of rows and columns."""
     row_scale = np.abs(x).max(axis=1, keepdims=True)
     column_scale = np.abs(matrix).max(axis=0, keepdims=True)
     rows = np.rint(x * np.float32(127) / row_scale).astype(int)
@@ -37,7 +37,7 @@ def by_hand(x, matrix):
 @needs_int8
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 11), st.integers(1, 67), st.integers(1, 53), st.booleans(), st.integers(0, 999))
-def test_a_product_is_of_whole_numbers(B, d, n, transposed, seed):
+def test_int8_product_is_that_of_integers(B, d, n, transposed, seed):
     random = np.random.default_rng(seed)
     x, matrix = random.normal(size=(B, d)).astype("float32"), random.normal(size=(d, n)).astype("float32")
     x *= np.exp(3 * random.normal(size=(B, 1))).astype("float32")  # rows of different sizes
@@ -86,7 +86,7 @@ def test_small_matrices_stay_float32(monkeypatch):
 
 
 def close_to(translator, texts=TEXTS):
-    """Check that a translator in 8 bits thinks of outputs as it does in float32."""
+    """Checks that a translator in 8 bits scores outputs as in float32."""
     eight = translator.astype("int8")
     matrices = [weight for weight in eight.model.weights if weight.dtype == "int8"]
     assert {str(weight.dtype) for weight in eight.model.weights} == {"int8", "float32"} and matrices
@@ -103,7 +103,7 @@ def close_to(translator, texts=TEXTS):
 @pytest.mark.program
 def test_a_translator_in_8_bits(translator, tmp_path):
     eight = close_to(translator)
-    assert eight(TEXTS) == [eight(text) for text in TEXTS]  # alone as together
+    assert eight(TEXTS) == [eight(text) for text in TEXTS]
     with pytest.raises(tt.BadInput, match="expected a model in another dtype than int8 to convert to float32"):
         eight.astype("float32")
     eight.save(tmp_path / "1", source_language="en")
@@ -120,7 +120,7 @@ def test_a_translator_in_8_bits(translator, tmp_path):
 @pytest.mark.program
 @needs_int8
 def test_every_kind_of_model(translator):
-    """An ensemble; learned positions; a decoder of fewer layers, with norms first."""
+    """Covers an ensemble, learned positions, and a shallow decoder with norms first."""
     ensemble = tt.Translator(tt.Ensemble([translator.model, translator.model]), translator.tokenizer)
     close_to(ensemble)
     other = {"num_decoder_layers": 2, "norm_first": True, "activation": "gelu"}
@@ -135,8 +135,8 @@ def test_every_kind_of_model(translator):
 
 
 @needs_int8
-def test_weights_of_8_bits_are_not_taken_for_others(translator, tmp_path):
-    """Neither ours, nor those that Keras's own `quantize` makes."""
+def test_8_bit_weights_are_not_converted(translator, tmp_path):
+    """This holds for our weights and for those of Keras's `quantize`."""
     with pytest.raises(tt.BadInput, match="expected weights of 16 or 32 bits"):
         save_ctranslate2(translator.astype("int8"), tmp_path / "1", "int8")
     model = tt.Transformer(tt.TransformerConfig(1, 12, 17, 3, vocab_size=350))

@@ -20,7 +20,7 @@ def built(kind, shape, **options):
 
 
 def of_training(layer, x, upstream):
-    """The output, and the gradients by input and weights of its product with `upstream`."""
+    """Returns the output, and the gradients of sum(output * upstream) by input and weights."""
     x = keras.Variable(x)
     call = {"training": True} if type(layer) is LayerNormalization else {}
 
@@ -34,7 +34,7 @@ def of_training(layer, x, upstream):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_gradient_is_that_of_differences(shape):
-    """Of the formula in float64, by each component of the input and of the weights in turn."""
+    """Compares with finite differences of the formula in float64, for each component of input and weights."""
     layer, x, upstream = built(LayerNormalization, shape), 3 * normal(*shape) + 1, normal(*shape, seed=1)
     output, gradients = of_training(layer, x, upstream)
     weights, step = weights_of(layer), 1e-5
@@ -71,12 +71,12 @@ def test_output_and_gradient_are_kerass(shape, policy):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_it_computes_in_float32_whatever_the_policy(policy, training):
-    """Of a mean that bfloat16 rounds, and of squares that overflow float16."""
+    """bfloat16 would round the mean, and squares would overflow float16."""
     layer = LayerNormalization(epsilon=EPSILON, dtype=policy)
     layer.build((2, 4))
     x = ops.cast([[1024.0, 1024.0, 1024.0, 1048.0], [0.0, 0.0, 0.0, 1024.0]], layer.compute_dtype)
-    found = layer(x, training=training)
-    close(ops.cast(found, "float32"), [np.array([-1, -1, -1, 3]) / 3**0.5] * 2, rtol=2**-7)
+    output = layer(x, training=training)
+    close(ops.cast(output, "float32"), [np.array([-1, -1, -1, 3]) / 3**0.5] * 2, rtol=2**-7)
 
 
 @pytest.mark.parametrize("mode", COMPILERS)

@@ -64,10 +64,10 @@ SCOPES = {
     ],
 )
 def test_a_layer_is_computed_once_more_and_trains_alike(make, scope, options, more):
-    """With the same dropout: the second time a layer draws the same numbers, and the time after it draws others."""
+    """Recomputation drops the same components. The next step drops others."""
     losses, weights, calls = trained(make, contextlib.nullcontext(), **options)
     remat_losses, remat_weights, remat_calls = trained(make, keras.RematScope(**SCOPES[scope]), **options)
-    assert remat_calls == calls + more  # of each step, eagerly; of the one trace otherwise
+    assert remat_calls == calls + more  # one more per step if eager, or per trace
     np.testing.assert_allclose(remat_losses, losses, rtol=1e-5)
     for weight, remat_weight in zip(weights, remat_weights, strict=True):
         np.testing.assert_allclose(remat_weight, weight, atol=1e-6)
@@ -75,7 +75,7 @@ def test_a_layer_is_computed_once_more_and_trains_alike(make, scope, options, mo
 
 @pytest.mark.parametrize("mode", ["full", "activations", "larger_than", "list_of_layers"])
 def test_a_model_decodes_before_it_has_trained(mode):
-    """In compiled calls, where a search calls layers inside the others by themselves."""
+    """A search compiles calls of inner layers."""
     tf = pytest.importorskip("tensorflow")
     names = ["encoder_0", "decoder_0", "key", "query", "hidden", "output"]
     with keras.RematScope(mode=mode, output_size_threshold=1, layer_names=names):
@@ -91,7 +91,7 @@ def test_a_model_decodes_before_it_has_trained(mode):
         np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
-def test_inference_knows_no_scope(monkeypatch):
+def test_inference_ignores_the_scope(monkeypatch):
     with keras.RematScope():
         layer = tt.layers.EncoderLayer(2, 23)
     wrapped = []

@@ -39,7 +39,7 @@ def test_a_neighbourhood_is_centered(T, window):
 
 
 def padding(T):
-    """Inside and at the end of the first sentence; the second has nothing else."""
+    """Returns a mask with padding inside and at the end of one sentence, and an all-padding sentence."""
     return np.stack([(np.arange(T) % 5 != 3) & (np.arange(T) < T - 4), np.zeros(T, bool)])
 
 
@@ -101,7 +101,7 @@ INSIDE = np.arange(LENGTH) % 7 != np.array([[3], [4]])  # [B, LENGTH]
 def test_an_encoder_layer(mask):
     x = normal(B, LENGTH, d)
     output, scores = RESTRICTED(x, mask=mask, return_attention_scores=True)
-    close(RESTRICTED(x, mask=mask), output)  # in blocks
+    close(RESTRICTED(x, mask=mask), output)  # computed in blocks
     for b in range(B):
         of_row = None if mask is None else mask[b]
         expected = oracle.encoder_layer(x[b], weights_of(RESTRICTED), h, of_row, WINDOW)
@@ -155,7 +155,7 @@ def test_long_sequences_fit_in_a_fraction_of_the_memory_of_all_weights():
     assert all_weights == 8 * 2**30 and 0 < peak < all_weights / 16
 
 
-def test_a_long_sequence_answers_as_its_neighbourhoods_do():
+def test_a_long_sequence_is_computed_from_neighbourhoods():
     n, reach = 16_384, WINDOW // 2
     x = normal(1, n, d)
     output, unrestricted = RESTRICTED(x), built(EncoderLayer)

@@ -45,7 +45,7 @@ def test_epsilon_is_added_to_the_variance():
     close(layer(x, np.zeros((1, 1, d))), expected, rtol=1e-4)
 
 
-def test_dropout_is_on_the_sublayer_alone_and_for_training_only():
+def test_dropout_applies_only_to_the_sublayer_and_in_training():
     layer = built(AddAndNorm(dropout=0.5))
     x, output = normal(B, T, d), normal(B, T, d, seed=1)
     weights = weights_of(layer)
@@ -57,7 +57,7 @@ def test_dropout_is_on_the_sublayer_alone_and_for_training_only():
 
 
 def test_a_norm_that_comes_first_is_built_by_the_input_of_its_sublayer(tmp_path):
-    """And is one layer of a functional model, which a file has once."""
+    """It is one layer of a functional model, saved once."""
     layer, x = AddAndNorm(norm_first=True), normal(B, T, d)
     unit = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
     close(layer.sublayer_input(x), unit, atol=1e-5)

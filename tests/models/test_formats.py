@@ -1,4 +1,4 @@
-"""What Keras exports, run by an engine that is not TensorFlow."""
+"""Keras's exports, run by other engines."""
 
 import importlib.util
 
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is depreca
 
 
 def ids(*shape):
-    """Random ones, padding among them, at the end of the rows."""
+    """Returns random ids, with padding at the end of the rows."""
     random = np.random.default_rng(shape)
     drawn = random.integers(1, 53, shape).astype("int32")
     return np.where(np.arange(shape[-1]) < random.integers(1, shape[-1] + 1, (shape[0], 1)), drawn, 0)
 
 
 def run(path, *inputs):
-    """The answer of the engine for the file's format."""
+    """Runs a file in the engine of its format."""
     if path.suffix == ".tflite":
         runner = tf.lite.Interpreter(str(path)).get_signature_runner()
         (output,) = runner(**dict(zip(runner.get_input_details(), inputs, strict=True))).values()
@@ -63,8 +63,8 @@ def test_a_model_of_our_layers(embedded, kind, format, tmp_path):
         np.testing.assert_allclose(run(path, ids(*shape)), model(ids(*shape)), atol=1e-5)
 
 
-def test_a_savedmodel_of_the_model_alone(tmp_path):
-    """Keras's own format, without tokenizer and search; without a signature, and never called before."""
+def test_a_savedmodel_of_only_the_model(tmp_path):
+    """Keras's export has no tokenizer, search or signature. The model was never called."""
     model = tt.Transformer(tt.TransformerConfig(1, 32, 23, 4, vocab_size=53))
     model.export(str(tmp_path / "model"), verbose=False)
     served = tf.saved_model.load(str(tmp_path / "model"))

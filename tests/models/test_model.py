@@ -56,7 +56,7 @@ def test_logits_and_attention_weights(kind, tmp_path):
     assert logits.shape == (B, T, V) and ops.dtype(logits) == "float32"
     for b in range(B):
         expected, expected_scores = oracle.transformer(SOURCE[b], TARGET[b], weights_of(model), N, h, **options)
-        real = np.sum(TARGET[b] != 0)  # what stands behind it does not matter
+        real = np.sum(TARGET[b] != 0)  # outputs at padding are not compared
         close(logits[b, :real], expected[:real], atol=1e-5)
         for i in range(N):
             close(scores.encoder[i][b], expected_scores["encoder"][i])
@@ -71,11 +71,11 @@ def test_logits_and_attention_weights(kind, tmp_path):
 
 
 def parameters(name, vocab_size):
-    """How many weights a preset has, in millions; test_costs.py compares the count with models."""
+    """Returns the number of weights of a preset, in millions. test_costs.py compares the count with models."""
     return costs.parameters(dataclasses.replace(PRESETS[name], vocab_size=vocab_size)) / 1e6
 
 
-# Table 3's last column, in millions. All of it fits a vocabulary of about 41,100; the paper does not say how many.
+# Table 3's last column, in millions. All rows fit a vocabulary of about 41,100. The paper does not state its size.
 COLUMN = {
     "base": 65,
     "B_dk16": 58,
@@ -96,7 +96,7 @@ def test_the_column_of_parameters_in_table_3(name):
 
 
 def test_parameters_of_base_and_big():
-    """The paper's 213M for big would be a vocabulary of 35,900."""
+    """213M for big, the paper's number, needs a vocabulary of 35,900."""
     assert round(parameters("base", 40_960)) == 65
     assert round(parameters("big", 37_000)) == 214
     for vocab_size in (37_000, 40_960):
@@ -124,7 +124,7 @@ def test_the_amount_of_padding_changes_nothing(B, S, T, more):
 
 
 def test_without_positions_only_the_order_of_the_source_is_lost():
-    """Learned positions of zero: logits stay when source tokens trade places, and change when target tokens do."""
+    """If learned positions are zero, reordering the source does not change logits. Reordering the target does."""
     model = built(TransformerConfig(num_layers=N, positions="learned", max_length=29, **SIZES))
     model.embedding.position_embeddings.assign(np.zeros((29, d)))
     order = [6, 2, 0, 4, 5, 1, 3]
@@ -134,7 +134,7 @@ def test_without_positions_only_the_order_of_the_source_is_lost():
     assert np.abs(array(model((SOURCE, TARGET[:, [1, 0, 2, 3, 4]]))[:, 2:]) - expected[:, 2:]).max() > 0.1
 
 
-def test_a_source_of_padding_alone_gives_no_nan():
+def test_an_all_padding_source_gives_no_nan():
     assert np.all(np.isfinite(array(MODEL((np.zeros((B, S), "int32"), TARGET)))))
 
 
@@ -146,7 +146,7 @@ def test_a_source_of_padding_alone_gives_no_nan():
     ],
 )
 def test_cached_is_the_whole_sequence(mode):
-    """Also with an id 0 inside the target: a search may choose it."""
+    """The target contains id 0, which a search may choose."""
     target = random_ids(B, T)
     target[:, 2] = 0
     assert_cached_is_whole(MODEL, SOURCE, target, COMPILERS[mode])
@@ -197,7 +197,7 @@ def test_the_gradient_of_every_weight_is_that_of_the_papers_loss():
 
 @keras.saving.register_keras_serializable("test_model")
 class Deep(Transformer):
-    """Of another depth."""
+    """A model with one more decoder layer."""
 
     def make_decoder_layers(self):
         return [DecoderLayer(**self.layer_options(), name=f"decoder_{i}") for i in range(N + 1)]
@@ -218,7 +218,7 @@ def test_a_variant_overrides_what_it_is_made_of(tmp_path):
 
 @keras.saving.register_keras_serializable("test_model")
 class Unnamed(Transformer):
-    """Of layers without names, which Keras numbers, and with a weight of its own."""
+    """A model with an additional weight, and with unnamed layers, which Keras numbers."""
 
     def __init__(self, config, **options):
         super().__init__(config, **options)
@@ -271,7 +271,7 @@ def test_a_weight_that_only_one_of_two_models_has_is_an_error(more):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_lora_has_learned_stays_in_another_dtype(dtype):
+def test_adapters_are_merged_in_another_dtype(dtype):
     tuned, plain = built(dtype=dtype), built(dtype=dtype)
     attention = tuned.decoder_layers[1].cross_attention
     for layer, name in ((attention.key_projection, "kernel"), (tuned.embedding, "embeddings")):
@@ -304,13 +304,13 @@ def ragged(*rows):
         (lambda: (SOURCE, TARGET[:1]), r"shapes \(2, 7\) and \(1, 5\)"),
     ],
 )
-def test_what_is_no_pair_of_ids_is_refused_in_one_line(inputs, got):
+def test_inputs_that_are_no_pair_of_ids_raise_bad_input(inputs, got):
     with pytest.raises(BadInput, match=rf"^inputs: expected \(source, target\), arrays .*; got {got}$"):
         MODEL(inputs())
 
 
 @pytest.mark.parametrize("config", ["base", {"num_layers": 2}, None, TransformerConfig])
-def test_what_is_no_configuration_is_refused_in_one_line(config):
+def test_another_configuration_raises_bad_input(config):
     with pytest.raises(BadInput, match="^config: expected a TransformerConfig, got .*$"):
         Transformer(config)
 
@@ -326,8 +326,8 @@ def test_a_model_that_is_all_frozen_does_not_train():
 
 
 @pytest.mark.parametrize("wrong", [-1, SIZES["vocab_size"]])
-def test_an_id_beyond_the_vocabulary_is_one_line(wrong):
-    """Of source, target and labels, before a step: on a GPU TensorFlow would take zeros for it."""
+def test_an_id_out_of_the_vocabulary_raises_bad_input(wrong):
+    """Source, target and labels are checked before a step. On a GPU TensorFlow would return zeros."""
     model = built(TransformerConfig(num_layers=1, **SIZES))
     model.compile("sgd", SmoothedCrossEntropy())
     ids = np.asarray(TARGET).copy()
@@ -337,8 +337,8 @@ def test_an_id_beyond_the_vocabulary_is_one_line(wrong):
             model.fit(inputs, labels, verbose=0)
 
 
-def test_what_is_frozen_stays_so_in_another_model():
-    """By names that both have, however they were built; a matrix with an adapter of LoRA learns if that does."""
+def test_frozen_weights_can_be_frozen_in_another_model():
+    """Models share names however they were built. A matrix with a LoRA adapter is trainable if the adapter is."""
     config = TransformerConfig(num_layers=N, **SIZES)
     tuned, again = Transformer(config), built(config)
     tuned((SOURCE, TARGET))
@@ -361,26 +361,26 @@ def test_what_is_frozen_stays_so_in_another_model():
 
 
 @pytest.mark.parametrize("part", ["nothing", "encoder", "encoder_0/kernel"])
-def test_what_no_model_has_cannot_be_frozen(part):
+def test_names_that_no_model_has_cannot_be_frozen(part):
     model = built(TransformerConfig(num_layers=1, **SIZES))
     with pytest.raises(BadInput, match=f"^frozen: expected .* in embedding, encoder_0, decoder_0; got '{part}'$"):
         freeze(model, ["embedding", part])
 
 
-def test_training_refuses_it_too():
+def test_fit_rejects_other_inputs():
     model, rows = built(TransformerConfig(num_layers=1, **SIZES)), ragged([3, 2], [5])
     model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
     for x, y, message in (
         ({"source": SOURCE, "target": TARGET}, TARGET, r"^inputs: expected \(source, target\), .* got one dict$"),
         ((rows, rows), rows, r"^labels: expected an array of ids \[B, T\], .* write labels.to_tensor\(\)$"),
-    )[: 2 if ON_TENSORFLOW else 1]:  # the second has a tensor of TensorFlow's own
+    )[: 2 if ON_TENSORFLOW else 1]:  # the second has a tensor of TensorFlow
         with pytest.raises(BadInput, match=message):
             model.fit(x, y, verbose=0)
 
 
-@pytest.mark.skipif(not ON_TENSORFLOW, reason="a ragged tensor is TensorFlow's own")
+@pytest.mark.skipif(not ON_TENSORFLOW, reason="ragged tensors are TensorFlow's")
 def test_predict_takes_batches_of_any_length():
-    """TensorFlow joins them to a ragged tensor."""
+    """TensorFlow concatenates them to a ragged tensor."""
     data, lengths = pytest.importorskip("tensorflow").data.Dataset, (2, 5, 3)
     spec = ((pytest.importorskip("tensorflow").TensorSpec([None, None], "int32"),) * 2,)
     batches = data.from_generator(lambda: (((SOURCE, TARGET[:, :T]),) for T in lengths), output_signature=spec)

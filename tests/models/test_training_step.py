@@ -1,4 +1,4 @@
-"""The training step compiled by XLA, as Keras compiles it for a GPU: the same losses, a compilation a shape."""
+"""The training step compiled by XLA, as on a GPU: the same losses, and one compilation per shape."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ OPTIMIZERS = {"tt": tt.Adam, "keras": keras.optimizers.Adam}
 
 
 def batches(*shapes):
-    """A batch of each shape, [rows, tokens of the source, tokens of the target]; their rows end in padding."""
+    """Yields a batch of each shape (rows, source tokens, target tokens). Rows end in padding."""
     rng = np.random.default_rng(2)
     for rows, S, T in shapes:
         source, target = rng.integers(3, 19, (rows, S), "int32"), rng.integers(3, 19, (rows, T + 1), "int32")
@@ -30,7 +30,7 @@ def batches(*shapes):
 
 
 def train(data, kind="tt", dtype="float32", jit_compile=True, epochs=2, positions="sinusoidal", **options):
-    """A trained model and the losses of its epochs; `options` are attributes of the model."""
+    """Returns a trained model and the losses of its epochs. `options` are attributes of the model."""
     keras.utils.set_random_seed(5)
     model = tt.Transformer(dataclasses.replace(CONFIG, positions=positions), dtype=dtype)
     model.build()
@@ -77,7 +77,7 @@ def test_compiled_by_xla_it_has_the_same_losses(kind, dtype, options):
 @pytest.fixture
 def float64():
     keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")  # which follows the other only until somebody sets it
+    keras.config.set_dtype_policy("float64")  # set_floatx does not change a policy that was set
     yield
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
@@ -85,7 +85,7 @@ def float64():
 
 @functools.cache
 def float32_losses(kind):
-    """Those of a plain step, traced once for all dtypes that are compared with it."""
+    """Returns the losses of a plain step, traced once for all dtypes."""
     return train(list(batches(*[(4, 5, 7)] * 3)), kind, jit_compile=False)[1]
 
 
@@ -99,7 +99,7 @@ def float32_losses(kind):
     ],
 )
 def test_float64_trains(dtype, kind, request):
-    """As the dtype of a model, or of all that Keras makes; loss and metrics are float32 then, too."""
+    """float64 is the dtype of a model, or Keras's default. Loss and metrics remain float32."""
     data, expected = list(batches(*[(4, 5, 7)] * 3)), float32_losses(kind)
     if dtype is None:
         request.getfixturevalue("float64")
@@ -131,7 +131,7 @@ assert 1 <= len(traced) <= 3, traced
 
 @pytest.mark.slow
 def test_each_shape_is_compiled_once(tmp_path):
-    """Of three that come four times. XLA writes files whose names begin with the module that it compiles."""
+    """Three shapes occur four times. XLA names its dump files after the compiled module."""
     flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=.*one_step_on_data.*"
     run_python(
         PROGRAM, XLA_FLAGS=flags, PYTHONPATH=os.pathsep.join(map(str, [Path(__file__).parent, HERE, HERE.parent]))

@@ -1,4 +1,4 @@
-"""Every kind of file that the package reads, damaged at random 300 times, is read or raises an error of one line."""
+"""Files of every kind, damaged at random 300 times, are read or raise a one-line error."""
 
 import json
 import os
@@ -14,7 +14,7 @@ COUNT = 300
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", damaged.KINDS)
 def test_damaged_files_are_read_or_rejected(kind, tmp_path):
-    """None ends the process, takes a minute, or takes 2 GiB."""
+    """None crashes the process, takes a minute, or takes 2 GiB."""
     for name, package in (("Marian's pickle", "torch"), ("Parquet", "pyarrow")):
         if kind.startswith(name):
             pytest.importorskip(package)

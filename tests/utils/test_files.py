@@ -48,7 +48,7 @@ def home(tmp_path, monkeypatch):
 
 
 class Entry(os.PathLike):
-    """A path whose `str` is none, as that of an entry of `os.scandir`."""
+    """A path whose `str` is not one, like an entry of `os.scandir`."""
 
     def __init__(self, path):
         self._path = path
@@ -64,7 +64,7 @@ class Entry(os.PathLike):
 
 @pytest.mark.parametrize("of", [str, Entry])
 def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator, saved):
-    """And what `os.fspath` takes is a path."""
+    """Everything that `os.fspath` accepts is a path."""
     tt.toy_corpus.write_corpus(of("~/text"), train=31, dev=3, test=2)
     translator.tokenizer.save(of("~/run/tokenizer.model"))
     tt.Tokenizer.load(of("~/run/tokenizer.model"))
@@ -134,7 +134,7 @@ def test_bytes_are_not_a_path():
 
 
 def test_empty_paths_and_paths_that_are_not_utf_8():
-    """From a shell's variable without a value, which would be the current folder; TensorFlow rejects the others."""
+    """An unset shell variable would be the current folder. TensorFlow rejects paths that are not UTF-8."""
     for take in (user_path, tt.load, Run, tt.Tokenizer.load, tt.Records):
         with pytest.raises(tt.BadInput, match="expected a path, got an empty one"):
             take("")
@@ -162,7 +162,7 @@ def test_one_line():
 
 
 @pytest.mark.parametrize("damage", [lambda whole: whole[:-100], lambda whole: whole[:-8] + bytes(8), lambda _: b"no"])
-def test_a_damaged_gz_is_one_line(tmp_path, damage):
+def test_a_damaged_gz_raises_bad_input(tmp_path, damage):
     (tmp_path / "text.gz").write_bytes(damage(gzip.compress(os.urandom(1_000))))
     with (
         pytest.raises(tt.BadInput, match=r"text\.gz: expected a whole gzip file"),
@@ -182,7 +182,7 @@ def test_a_pipe_is_written_to(tmp_path):
     assert (tmp_path / "pipe").is_fifo() and [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
-def test_what_a_link_points_to_is_replaced(tmp_path):
+def test_the_target_of_a_link_is_replaced(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("before")
     for link, target in (("link", "folder/file"), ("dangling", "folder/new")):
@@ -214,8 +214,8 @@ def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
     assert path.read_text() == f"{0o200}"
 
 
-def test_writers_of_one_file_do_not_meet(tmp_path):
-    path = tmp_path / ("ü" * 120)  # of 240 bytes, of at most 255
+def test_several_writers_of_one_file(tmp_path):
+    path = tmp_path / ("ü" * 120)  # 240 bytes of at most 255
     with new_file(path) as first, new_file(path) as second:
         first.write_text("first " * 1_000)
         second.write_text("second")
@@ -223,7 +223,7 @@ def test_writers_of_one_file_do_not_meet(tmp_path):
     assert path.read_text() == "first " * 1_000 and list(tmp_path.iterdir()) == [path]
 
 
-def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path):
+def test_unfinished_files_are_removed(tmp_path):
     with pytest.raises(ZeroDivisionError):
         write_text(tmp_path / "out", (str(1 // (2 - i)) for i in range(7)))
     with pytest.raises(FileNotFoundError, match=f"'{tmp_path}/nowhere/out'"):

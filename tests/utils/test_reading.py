@@ -1,4 +1,4 @@
-"""What an untrusted file must not do: hang, take all memory, end in a traceback, or read other files."""
+"""Untrusted files do not hang, exhaust memory, end in a traceback, or read other files."""
 
 import io
 import os
@@ -90,7 +90,7 @@ ALIASES = f"a0: &a0 [x]\n{ALIASES}\nlanguage: *a8\n"
 @pytest.mark.parametrize(
     "head", [ALIASES, "language: " + "[" * 30_000, "language: [en" * 20, "\n" * 60_000, "a" * 10**6]
 )
-def test_a_page_that_cannot_be_read_says_nothing(tmp_path, head):
+def test_an_unreadable_page_is_ignored(tmp_path, head):
     (tmp_path / "README.md").write_text(f"---\n{head}\n---\n")
     assert origin_of(tmp_path, tmp_path) == {"origin": tmp_path.name}
 
@@ -119,7 +119,7 @@ def test_archives_that_become_larger(tmp_path):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("a", "a" * 1000)
-        archive.filelist *= 9  # nine entries, one place
+        archive.filelist *= 9  # nine entries of the same bytes
     with pytest.raises(ValueError, match="expected an archive of at most .* bytes unpacked, got"):
         reading.check_archive(io.BytesIO(file.getvalue()))
 
@@ -162,7 +162,7 @@ CONTROLS = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "minloglevel": 2
 
 
 def foreign_model(text, **options):
-    """A SentencePiece model from elsewhere."""
+    """Returns a SentencePiece model that `Tokenizer.train` would not make."""
     file, files = io.BytesIO(), f"{text / 'train.en'},{text / 'train.de'}"
     sentencepiece.SentencePieceTrainer.train(input=files, model_writer=file, **CONTROLS | options)
     return file.getvalue()
@@ -198,7 +198,7 @@ def test_models_with_other_controls_or_pieces_that_are_not_utf_8(text):
     assert_rejected(lambda: tt.Tokenizer(other), "pad, bos, eos, unk")
 
 
-def test_faults_that_are_not_a_files_pass(tmp_path, translator, saved, monkeypatch):
+def test_other_errors_pass(tmp_path, translator, saved, monkeypatch):
     passing = (MemoryError, TypeError, AttributeError, IndexError, NameError, AssertionError, KeyboardInterrupt)
     for kind in passing:
         with pytest.raises(kind), reading.reading("a", "b"):

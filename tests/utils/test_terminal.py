@@ -22,7 +22,7 @@ from tf_transformer.utils.terminal import say
         ("utf-8", "Tür → 😀 \\ud83d"),
     ],
 )
-def test_what_a_terminal_lacks_is_printed_as_an_escape(encoding, expected, monkeypatch):
+def test_unencodable_characters_are_printed_as_escapes(encoding, expected, monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding))
     say("Tür → 😀 \ud83d", end="!")
@@ -80,7 +80,7 @@ def test_a_program_s_end_does_not_wait_for_tensorflow():
 
 
 @pytest.mark.parametrize(("number", "status", "errors"), [(15, 143, ""), (2, 130, ""), (0, 1, "saved step 7\n")])
-def test_a_script_that_is_told_to_stop_exits_with_its_status(number, status, errors):
+def test_an_interrupted_script_exits_with_its_status(number, status, errors):
     script = (
         f"from tf_transformer.utils.terminal import TrainingInterrupted as Stop\nraise Stop('saved step 7', {number})"
     )
@@ -90,13 +90,13 @@ def test_a_script_that_is_told_to_stop_exits_with_its_status(number, status, err
 
 @pytest.mark.parametrize("closed", ["", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_output_of_a_library_is_dropped_with_and_without_a_standard_error(closed, tmp_path):
-    """Nor does another file get it."""
+    """No other file receives it."""
     lines = [
         "import os, sys",
         "file = open(sys.argv[1], 'w')",
         "from tf_transformer.utils.terminal import quiet_stderr",
         "with quiet_stderr():",
-        "    os.write(2, b'said') if sys.__stderr__ else None",
+        "    os.write(2, b'warning') if sys.__stderr__ else None",
         "file.write('written')",
         "file.close()",
     ]
@@ -105,7 +105,7 @@ def test_output_of_a_library_is_dropped_with_and_without_a_standard_error(closed
     assert (done.returncode, done.stderr) == (0, b"") and (tmp_path / "file").read_text() == "written"
 
 
-def test_progress_is_one_line_that_changes_and_goes(monkeypatch):
+def test_progress_overwrites_one_line(monkeypatch):
     clock, stream = iter(range(0, 1_000, 2)), io.StringIO()
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr("sys.stderr", stream)
@@ -124,6 +124,6 @@ def test_progress_is_one_line_that_changes_and_goes(monkeypatch):
     assert lines[1] == [""]
 
 
-def test_a_time_to_wait_is_said_as_people_say_it():
+def test_durations_are_rounded():
     words = {29: "less than a minute", 61: "about 1 minute", 1e3: "about 17 minutes", 7e3: "about 2 hours"}
     assert {seconds: terminal.duration(seconds) for seconds in words} == words

@@ -1,4 +1,4 @@
-"""Every checked option against hostile values: it works, or it is `BadInput` in one line that names the option."""
+"""Every checked option accepts hostile values or raises a one-line `BadInput` that names it."""
 
 import dataclasses
 import decimal
@@ -33,7 +33,7 @@ HOSTILE = [
     *(np.array(3), np.zeros((40, 40)), np.array("x"), decimal.Decimal(2), "16", "", "two\nlines", b"7"),
     *([], [1], (), {}, {"a": 1}, object(), int, lambda: 1),
 ]
-RETURNED = {"Score", "SearchOption", "Summary", "HeldOut"}  # dataclasses that the package makes, and users read
+RETURNED = {"Score", "SearchOption", "Summary", "HeldOut"}  # dataclasses that only the package creates
 
 
 def kinds_of(annotation):
@@ -55,7 +55,7 @@ def options_of(function):
 
 
 def is_checked(function):
-    """The code of a decorated function is that of `values.checked`."""
+    """Returns whether `values.checked` decorates it: its code is in values.py."""
     return Path(function.__code__.co_filename).name == "values.py"
 
 
@@ -102,7 +102,7 @@ def dataclasses_of_users():
 
 
 def outcome(option, act):
-    """[the result of `act`]; [] if it is BadInput in one line that names the option."""
+    """Returns [result of `act`], or [] for a one-line BadInput that names the option."""
     try:
         return [act()]
     except tt.BadInput as error:
@@ -153,13 +153,13 @@ def test_what_a_value_becomes(value, kind, expected):
         ("y" * 999, float, f"a finite number, got '{'y' * 96}..."),
     ],
 )
-def test_what_a_value_that_is_refused_is_told(value, kind, message):
+def test_errors_of_invalid_values(value, kind, message):
     with pytest.raises(tt.BadInput) as error:
         convert("x", value, kind)
     assert str(error.value) == f"x: expected {message}"
 
 
-def test_a_call_that_is_wrong_is_what_it_was():
+def test_checked_keeps_the_errors_of_wrong_calls():
     @checked
     def double(x: Count, times: float = 2) -> float:
         """It doubles."""
@@ -176,12 +176,12 @@ def test_every_whole_number_is_a_seed():
     assert [folded(seed) for seed in seeds[:2]] == seeds[:2]
     assert all(0 <= folded(seed) < 2**32 for seed in seeds)
     assert len({folded(seed) for seed in seeds}) == len(seeds)
-    assert tt.Recipe(seed=2**40).seed == folded(2**40) == 1_273_766_196  # also tomorrow
+    assert tt.Recipe(seed=2**40).seed == folded(2**40) == 1_273_766_196  # must never change
 
 
 COUNTS, POSITIVES = ([1, MOST], [0, MOST + 1, 2.5, "7"]), ([2e-38, 3e38], [0, -0.1, 1e-38, math.inf, math.nan])
 NATURALS, RATES, PARTS = ([0, MOST], [-1, MOST + 1]), ([0, 0.999], [-0.1, 1, 1.5, None]), ([1, 1_024], [0, 1_025, True])
-RANGES = {  # of every field of what a user chooses: values that hold, and the nearest that do not
+RANGES = {  # for every field of a user's configuration: valid values, and the nearest invalid ones
     tt.TransformerConfig: {
         "num_layers": ([1, 10_000], [0, 10_001, True]),
         "num_decoder_layers": ([None, 1, 10_000], [0, 10_001]),
@@ -222,8 +222,7 @@ RANGES = {  # of every field of what a user chooses: values that hold, and the n
 
 @pytest.mark.parametrize("kind", RANGES)
 def test_ranges(kind):
-    """The ends hold and stay as they are; what is beyond them is one line that says so. The docstring has every field,
-    since programs take their help from it."""
+    """Both ends of a range are valid and unchanged. The docstring has every field, since programs show it as help."""
     assert RANGES[kind].keys() == {field.name for field in dataclasses.fields(kind)} <= documentation(kind).keys()
     widths = {"d_k": 5, "d_v": 3} if kind is tt.TransformerConfig else {}  # else d_model is a multiple of num_heads
     for name, (valid, wrong) in RANGES[kind].items():
@@ -250,7 +249,7 @@ def test_every_option_of_a_function_is_checked():
 
 
 def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch):
-    """When it is made: it is a value of Python's own, which goes into JSON, or one line."""
+    """On creation, a field becomes a Python value, which JSON can store, or raises."""
     monkeypatch.chdir(tmp_path)
     trees = tmp_path.with_name(f"{tmp_path.name}.trees")
     trees.write_text("(TOP (NN cat))")
@@ -283,7 +282,7 @@ def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch
 
 
 def cheap_calls(folder, translator):
-    """Functions and methods with options, and their other arguments."""
+    """Returns functions and methods with options, and their other arguments."""
     tiny, x = tt.PRESETS["tiny"], np.ones((1, 1, 3, 2), "float32")
     return (
         (tt.toy_corpus.corpus, {}),
@@ -297,7 +296,7 @@ def cheap_calls(folder, translator):
 
 
 def other_calls(folder, translator):
-    """The same, of those that read text or run a model."""
+    """Returns additional ones, which read text or run a model."""
     tt.toy_corpus.write_corpus(folder, train=40, dev=2, test=2)
     files, dev = ([str(folder / f"{split}.{side}") for side in ("en", "de")] for split in ("train", "dev"))
     tokenizer, texts = translator.tokenizer, ["Two doors."]
@@ -317,7 +316,7 @@ def other_calls(folder, translator):
 
 
 def ends(good):
-    """Of (value, what it becomes): the values that become the least and the greatest number, and those of no number."""
+    """Returns, of pairs (value, converted), the values of the smallest and largest number, and of no number."""
     numbers = sorted((result, index) for index, (_, result) in enumerate(good) if type(result) in (int, float))
     chosen = {index for _, index in (*numbers[:1], *numbers[-1:])}
     return [value for index, (value, result) in enumerate(good) if index in chosen or type(result) not in (int, float)]
@@ -334,7 +333,7 @@ def test_a_fact_of_an_export_goes_into_json(translator):
 
 
 @pytest.mark.parametrize("calls", [cheap_calls, pytest.param(other_calls, marks=pytest.mark.slow)])
-def test_every_call_refuses_or_works(calls, translator, tmp_path, monkeypatch):
+def test_every_call_works_or_raises_bad_input(calls, translator, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for call, arguments in calls(tmp_path, translator):
         for option, annotation in options_of(call).items():
