@@ -93,7 +93,7 @@ def seed():
 
 @pytest.fixture(autouse=True)
 def one_process_of_checks(request, monkeypatch):
-    """Starts Python for the check of an export, which takes five seconds, only in a test with `whole_checks`."""
+    """Starts Python for the check of an export, which takes seconds, only in slow tests and with `whole_checks`."""
     from tf_transformer.extensions.conformance import check
 
     run = check._run
@@ -101,7 +101,7 @@ def one_process_of_checks(request, monkeypatch):
     def without_python(kind, *arguments):
         return () if kind == "python" else run(kind, *arguments)
 
-    if "whole_checks" not in request.fixturenames:
+    if "whole_checks" not in request.fixturenames and not request.node.get_closest_marker("slow"):
         monkeypatch.setattr(check, "_run", without_python)
 
 
