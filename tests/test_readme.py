@@ -9,7 +9,7 @@ import pytest
 
 README = pages.read("README.md")
 FEWER_STEPS = "tt.Recipe(steps=8, batch_tokens=2_048, warmup_steps=300)"
-FEWER_PAIRS = 'write_corpus("text", train=4_000, dev=40, test=40)'
+FEWER_PAIRS = 'write_corpus("text", train=900, dev=7, test=7)'
 SMALLER = "tt.TransformerConfig(1, 32, 64, 2, vocab_size=500)"
 QUICKER = {'write_corpus("text")': FEWER_PAIRS, 'tt.PRESETS["tiny"]': SMALLER, 'tt.RECIPES["tiny"]': FEWER_STEPS}
 
