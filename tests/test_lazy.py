@@ -98,9 +98,9 @@ from trainers.command import load_backend, load_tensorflow
 
 folder, name = pathlib.Path(sys.argv[2]), sys.argv[3]
 (folder / "saved_model.pb").touch()
-takers = [lambda: tt.Transformer, lambda: tt.Translator.from_pretrained(folder), lambda: tt.layers, load_backend]
-takers += [lambda: tt.load(folder)] * (name != "tensorflow") + [load_tensorflow] * (name == "nonsense")
-for take in [*takers, takers[0]]:
+takers = [lambda: tt.Transformer, load_backend, lambda: tt.Transformer]
+takers += [lambda: tt.load(folder), load_tensorflow] * (name == "nonsense")
+for take in takers:
     line = line_of(take)
     assert line.startswith(f"KERAS_BACKEND: expected an installed backend, got {name} ("), line
     assert "\\n" not in line
@@ -112,7 +112,7 @@ def run_without(packages, program, *arguments, **environment):
     return run_python(MISSING + program, packages, *arguments, **environment)
 
 
-@pytest.mark.parametrize(("value", "name"), [("jax", "jax"), ("", "tensorflow"), ("nonsense", "nonsense")])
+@pytest.mark.parametrize(("value", "name"), [("", "tensorflow"), ("nonsense", "nonsense")])
 def test_a_missing_backend_raises_bad_input(value, name, tmp_path):
     """This holds in Python and in the programs, also if the variable is not set."""
     run_without(name, BACKENDS, tmp_path, name, KERAS_BACKEND=value)
