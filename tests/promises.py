@@ -77,8 +77,13 @@ class Case:
         return keras.Model(inputs, self.call(layer or self.built(), inputs))
 
     @functools.cache  # noqa: B019 (the list lives as long as the process)
+    def weights(self):
+        """Returns the weights of the `built` layer."""
+        return self.built().get_weights()
+
+    @functools.cache  # noqa: B019
     def output(self):
-        """Output of the `built` layer for `arrays`."""
+        """Returns the output of the `built` layer for `arrays`."""
         return array(self.call(self.built(), self.arrays()))
 
     def __str__(self):
@@ -129,13 +134,13 @@ LAYERS = [
     Case("self_attention", self_or_cross, mixes=True, scores=True),
     Case("cross_attention", self_or_cross, (T, S), mixes=True, scores=True),
     Case("sinusoidal", sinusoidal, of_ids=True),
-    Case("learned", learned, of_ids=True),
+    Case("learned", learned, of_ids=True, slow=True),
     Case("learned_positions", learned_positions),
     Case("feed_forward", feed_forward),
     Case("add_and_norm", add_and_norm, (T, T)),
     Case("encoder", encoder, mixes=True, scores=True),
     Case("decoder", decoder, (T, S), mixes=True, scores=True),
-    Case("decoder_only", decoder, mixes=True, scores=True),
+    Case("decoder_only", decoder, mixes=True, scores=True, slow=True),
     Case("restricted_encoder", restricted_encoder, mixes=True, scores=True, slow=True),
 ]
 MODELS = [Case("transformer", transformer, (S, T), of_ids=True, mixes=True, scores=True, output_shape=(B, T, V))]

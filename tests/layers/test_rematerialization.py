@@ -56,8 +56,7 @@ SCOPES = {
     ("make", "scope", "options", "more"),
     [
         (of_layers, "full", {}, 1),
-        pytest.param(of_layers, "full", {"run_eagerly": True}, 3, marks=pytest.mark.program),
-        pytest.param(of_transformer, "some layers", {}, 1, marks=pytest.mark.program),
+        (of_transformer, "some layers", {"run_eagerly": True}, 3),
         pytest.param(of_layers, "full", {"jit_compile": True}, 1, marks=pytest.mark.slow),
         pytest.param(of_transformer, "full", {"jit_compile": True}, 1, marks=pytest.mark.slow),
         pytest.param(of_transformer, "not this layer", {}, 0, marks=pytest.mark.slow),
@@ -73,7 +72,13 @@ def test_a_layer_is_computed_once_more_and_trains_alike(make, scope, options, mo
         np.testing.assert_allclose(remat_weight, weight, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["full", "activations", "larger_than", "list_of_layers"])
+MODES = [
+    "full",
+    *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("activations", "larger_than", "list_of_layers")),
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_model_decodes_before_it_has_trained(mode):
     """A search compiles calls of inner layers."""
     tf = pytest.importorskip("tensorflow")
