@@ -3,11 +3,8 @@
 import itertools
 import json
 import re
-import shutil
-import subprocess
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -20,7 +17,6 @@ import tf_transformer as tt
 from tf_transformer.evaluation.visualize import attention_figure, attention_page
 from tf_transformer.models.transformer import AttentionScores
 
-ROOT = Path(__file__).parents[2]
 HOSTILE = [
     "</script><script>alert(1)</script>",
     "<!-- <script>",
@@ -98,7 +94,11 @@ def test_tokens_are_escaped():
     assert page.data["pairs"][0]["decoder"]["rows"] == shown[::-1]
 
 
-@given(st.lists(st.text() | st.sampled_from(HOSTILE[:-2]), min_size=1, max_size=5))
+# Not st.text(), which computes a table of Unicode for seconds.
+TEXT = st.lists(st.integers(0, 0xD7FF) | st.integers(0xE000, 0x10FFFF)).map(lambda codes: "".join(map(chr, codes)))
+
+
+@given(st.lists(TEXT | st.sampled_from(HOSTILE[:-2]), min_size=1, max_size=5))
 def test_every_text_comes_back(tokens):
     page = Page(attention_page([pair_of(tokens, ["x"])]))
     visible = [re.sub(r"[\x00-\x1f\x7f-\x9f]", "", token) for token in tokens]
@@ -172,18 +172,6 @@ def test_bad_options_of_a_figure(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(tt.BadInput, match=r'takes matplotlib: pip install "tf-transformer\[pictures\]"'):
         attention_figure(pair)
-
-
-def test_the_page_and_the_programs_are_in_the_package_that_is_installed(tmp_path):
-    for name in ("setup.cfg", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
-    for name in ("tf_transformer", "trainers"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", "built"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    page, program = "tf_transformer/evaluation/attention.html", "trainers/translate.py"
-    assert (tmp_path / "built" / page).read_bytes() == (ROOT / page).read_bytes()
-    assert (tmp_path / "built" / "tf_transformer" / program).read_bytes() == (ROOT / program).read_bytes()
 
 
 @pytest.mark.slow

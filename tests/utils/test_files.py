@@ -62,61 +62,61 @@ class Entry(os.PathLike):
     __repr__ = __str__
 
 
-@pytest.mark.parametrize("of", [str, Entry])
-def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(of, home, translator, saved):
+def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(home, translator, saved):
     """Everything that `os.fspath` accepts is a path."""
-    tt.toy_corpus.write_corpus(of("~/text"), train=31, dev=3, test=2)
-    translator.tokenizer.save(of("~/run/tokenizer.model"))
-    tt.Tokenizer.load(of("~/run/tokenizer.model"))
-    tt.Tokenizer.train([of("~/text/train.en")], 320)
-    sides = (of("~/text/dev.en"), of("~/text/dev.de"))
+    assert user_path("~/text") == home / "text"
+    tt.toy_corpus.write_corpus(Entry("~/text"), train=31, dev=3, test=2)
+    translator.tokenizer.save(Entry("~/run/tokenizer.model"))
+    tt.Tokenizer.load(Entry("~/run/tokenizer.model"))
+    tt.Tokenizer.train([Entry("~/text/train.en")], 320)
+    sides = (Entry("~/text/dev.en"), Entry("~/text/dev.de"))
     corpus = tt.TextCorpus(sides, sides)
     tt.data.check_text_pairs(*sides)
     assert tt.data.read_text_pairs(*sides) == corpus.dev
     next(iter(tt.data.text_pairs(*sides, translator.tokenizer, 512)))
-    write_text(of("~/trees"), TREE)
-    tt.TreebankCorpus([of("~/trees")], [of("~/trees")], extra=[of("~/trees")])
-    assert len(treebank.read_trees(of("~/trees"))) == 1 and checksum(of("~/trees"))
+    write_text(Entry("~/trees"), TREE)
+    tt.TreebankCorpus([Entry("~/trees")], [Entry("~/trees")], extra=[Entry("~/trees")])
+    assert len(treebank.read_trees(Entry("~/trees"))) == 1 and checksum(Entry("~/trees"))
     (home / "wsj_0201.mrg").write_text(TREE)
-    assert treebank.wsj_files(of("~"), [2]) == [home / "wsj_0201.mrg"]
+    assert treebank.wsj_files(Entry("~"), [2]) == [home / "wsj_0201.mrg"]
     source = tt.sources.TextSource(*sides)
-    preparation = tt.Preparation(source, of("~/records"))
-    parts = source.parts(2, of("~/records"))
+    preparation = tt.Preparation(source, Entry("~/records"))
+    parts = source.parts(2, Entry("~/records"))
     with preparation.locked():
         assert len(preparation.run(parts, translator.tokenizer)) == 2
-    tt.Corpus(tt.Records(of("~/records")), corpus.dev)
-    assert tt.sources.ParquetSource(of("~/*.parquet"), ("a", "b")).pattern == f"{home}/*.parquet"
-    assert tt.sources.TfdsSource("wmt", data_dir=of("~/tfds")).data_dir == f"{home}/tfds"
-    run = Run(of("~/run"))
+    tt.Corpus(tt.Records(Entry("~/records")), corpus.dev)
+    assert tt.sources.ParquetSource(Entry("~/*.parquet"), ("a", "b")).pattern == f"{home}/*.parquet"
+    assert tt.sources.TfdsSource("wmt", data_dir=Entry("~/tfds")).data_dir == f"{home}/tfds"
+    run = Run(Entry("~/run"))
     run.begin({"kind": "translation", "model": {}, "recipe": {}, "corpus": {}})
-    trainer = tt.Trainer(of("~/run"), translator.model.config, corpus)
-    assert trainer.run.path == tt.callbacks.Checkpoints(of("~/run")).run.path == home / "run"
+    trainer = tt.Trainer(Entry("~/run"), translator.model.config, corpus)
+    assert trainer.run.path == tt.callbacks.Checkpoints(Entry("~/run")).run.path == home / "run"
     dev = tt.callbacks.DevText("BLEU", task_of("translation").score, *corpus.dev)
-    assert tt.callbacks.DevScore(translator, dev, logs=of("~/logs")).logs == home / "logs"
+    assert tt.callbacks.DevScore(translator, dev, logs=Entry("~/logs")).logs == home / "logs"
     for load in (tt.load, tt.Translator.from_pretrained, lambda path: tt.load([path])):
         with pytest.raises(tt.BadInput, match="expected checkpoints, found none in .*/home/run/checkpoints"):
-            load(of("~/run"))
+            load(Entry("~/run"))
     with pytest.raises(FileNotFoundError, match=f"{home}/run/no.h5"):
-        average_weights(translator.model, [of("~/run/no.h5")])
-    with new_folder(of("~/models/1")) as folder:
+        average_weights(translator.model, [Entry("~/run/no.h5")])
+    with new_folder(Entry("~/models/1")) as folder:
         (folder / "saved_model.pb").touch()
-    assert next_version(of("~/models")) == home / "models" / "2"
-    assert folders.saved_model_of(of("~/models")) == home / "models" / "1"
-    assert hub.folder_of(of("~/models")) == home / "models"
-    assert hub.origin_of(of("~/models"), home)["origin"] == "models"
+    assert next_version(Entry("~/models")) == home / "models" / "2"
+    assert folders.saved_model_of(Entry("~/models")) == home / "models" / "1"
+    assert hub.folder_of(Entry("~/models")) == home / "models"
+    assert hub.origin_of(Entry("~/models"), home)["origin"] == "models"
     for load in (tt.Translator.from_pretrained, tt.load):
         with pytest.raises((tt.BadInput, FileNotFoundError), match="(~|home)/models"):
-            load(of("~/models"))
+            load(Entry("~/models"))
     for save in (translator.save, tt.Parser.save, save_ctranslate2):
         with pytest.raises(FileExistsError, match=f"{home}/models/1 exists"):
-            save(*[translator] * (save != translator.save), of("~/models/1"))
+            save(*[translator] * (save != translator.save), Entry("~/models/1"))
     with pytest.raises(FileNotFoundError, match=f"no model.tflite in {home}/text"):
-        LiteRT(of("~/text"))
+        LiteRT(Entry("~/text"))
     (home / "linked").symlink_to(saved.parent)
-    assert tt.Translator.from_pretrained(of("~/linked/1")).options == translator.options
+    assert tt.Translator.from_pretrained(Entry("~/linked/1")).options == translator.options
     with pytest.raises(tt.BadInput, match="found no saved_model.pb in"):
-        SavedModel(of("~/text"))
-    assert matching(of("~/t*t/dev.*")) == [str(home / "text" / name) for name in ("dev.de", "dev.en")]
+        SavedModel(Entry("~/text"))
+    assert matching(Entry("~/t*t/dev.*")) == [str(home / "text" / name) for name in ("dev.de", "dev.en")]
     assert not list(Path().iterdir())
     assert user_path("./~") == Path("~") and user_path("a/~/b~") == Path("a/~/b~")
 
