@@ -371,6 +371,17 @@ def transformers(path, texts):
     return ["" if wordless.fullmatch(text) else output for text, output in zip(texts, outputs, strict=True)]
 
 
+def argos(path, texts):
+    """The CTranslate2 export inside of the package. test_argos.py has Argos Translate itself."""
+    (file,) = path.iterdir()
+    folder = path.parent / "unpacked"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.unpack_archive(file, folder, "zip")
+    (root,) = folder.iterdir()
+    shutil.copy(root / "sentencepiece.model", root / "model" / "tokenizer.model")
+    return ctranslate2(root / "model", texts)
+
+
 class EntryPoint(NamedTuple):
     """An API or program that returns outputs of an export."""
 
@@ -396,5 +407,6 @@ ENTRY_POINTS = {
     "gRPC": EntryPoint(grpc, OPENED),
     "client file": EntryPoint(client_file, ("litert", "onnx")),
     "CTranslate2": EntryPoint(ctranslate2, ("ctranslate2",), ours=False),
+    "Argos Translate": EntryPoint(argos, ("argos",), ours=False),
     "transformers": EntryPoint(transformers, ("transformers",), ours=False),
 }

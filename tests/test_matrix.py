@@ -23,6 +23,7 @@ ROWS = {
     "litert": [("transformer", "int8")],
     "onnx": [("transformer_learned", "float32")],
     "ctranslate2": [("marian", "float32"), ("m2m100_nllb", "float32")],
+    "argos": [("transformer", "float32")],
     "transformers": [("m2m100_nllb", "float32")],
 }
 PAIR = {"source_language": "en", "target_language": "de"}  # which a package for Argos Translate needs
@@ -137,5 +138,5 @@ def test_what_cannot_be_saved(family, translator, tmp_path):
     model = FAMILIES[family](translator, tmp_path / "checkpoint")
     for format in (format for name, format in CANNOT_BE_SAVED if name == family):
         with pytest.raises(tt.BadInput, match=re.escape(CANNOT_BE_SAVED[family, format])):
-            formats()[format].save(model, tmp_path / "1", None)
+            formats()[format].save(model, tmp_path / "1", None, **(PAIR if format == "argos" else {}))
     assert not (tmp_path / "1").exists()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checkpoints import M2M100, MAKERS, MARIAN, copied, in_a_pickle, in_h5, in_several_files
-from test_reading import refused as rejected
+from test_reading import assert_rejected as rejected
 
 import tf_transformer as tt
 from tf_transformer.extensions.interop.families import weights
