@@ -339,9 +339,9 @@ def batches_of(counts: list[int], sizes: list[int]) -> list[tuple[int, list[tupl
             if not room:
                 ranges, room = [], sizes[bucket]
                 batches.append((bucket, ranges))
-            taken = min(room, end - start)
-            ranges.append((end - taken, end))
-            end, room = end - taken, room - taken
+            size = min(room, end - start)
+            ranges.append((end - size, end))
+            end, room = end - size, room - size
     return batches
 
 

@@ -113,9 +113,9 @@ class Source(abc.ABC):
     @checked
     def sample(self, parts: list[Part], pairs: Pairs) -> Iterator[str]:
         """Yields texts of both sides to learn a vocabulary from: the first of every shard, about `pairs` in all."""
-        each = -(-pairs // len(parts))
+        count = -(-pairs // len(parts))
         for part in parts:
-            first = dataclasses.replace(part, count=min(each, part.count))
+            first = dataclasses.replace(part, count=min(count, part.count))
             for pair in pairs_of_texts(self.read(first), part.first):
                 yield from map(decoded, pair)
 

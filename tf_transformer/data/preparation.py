@@ -30,11 +30,11 @@ from tf_transformer.utils.files import locked, user_path, write_json
 from tf_transformer.utils.reading import read_json
 from tf_transformer.utils.values import Count, check_fields, checked
 
-# Names of what a stopped program may leave in the folder.
-OWN = re.compile(r"\.lock|unpacked|log|tokenizer\.model|records\.json|(\.export-)?shard-\d{5,}(-\w+)?|.*\.tmp")
+# Names of files that a stopped program may leave in the folder.
+LEFTOVERS = re.compile(r"\.lock|unpacked|log|tokenizer\.model|records\.json|(\.export-)?shard-\d{5,}(-\w+)?|.*\.tmp")
 HELD = ContextVar[frozenset[Path]]("HELD", default=frozenset())  # folders that this thread has locked
 BUCKET_PAIRS = 4_000_000  # pairs whose hashes are compared at a time, in 100 MB of memory
-_HASHED = np.dtype([("high", "u8"), ("low", "u8"), ("shard", "u4"), ("place", "u4")])  # 24 bytes a pair
+_HASHED = np.dtype([("high", "u8"), ("low", "u8"), ("shard", "u4"), ("index", "u4")])  # 24 bytes per pair
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Filters:
     def parse(cls, names: Iterable[str]) -> "Filters":
         """Returns filters by their names on a command line, for example "duplicates", "identical"."""
         for name in names:
-            if name not in (fields := [each.name for each in dataclasses.fields(cls)]):
-                raise BadInput(f"filter: expected some of {', '.join(fields)}, got {name!r}")
+            if name not in (names_of_filters := [field.name for field in dataclasses.fields(cls)]):
+                raise BadInput(f"filter: expected one of {', '.join(names_of_filters)}, got {name!r}")
         return cls(**dict.fromkeys(names, True))
 
     def chosen(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Preparation:
         # `begin` removes shards of an unfinished start, so a folder with files of others must not pass for one.
         if self.folder / "records.json" not in before:
             for path in before:
-                if not OWN.fullmatch(path.name):
+                if not LEFTOVERS.fullmatch(path.name):
                     raise BadInput(f"{self.folder}: expected records or an empty folder, found {path.name} in it")
         if self.folder in (held := HELD.get()):
             yield
@@ -164,15 +164,15 @@ class Preparation:
         """
         with self.locked():
             self.begin(parts, tokenizer)
-            drops = collections.defaultdict[int, list[bytes]](list)  # by shard, the pairs that came before
+            drops = collections.defaultdict[int, list[bytes]](list)  # indices of duplicate pairs, by shard
             if self.filters.duplicates:
                 by_bucket = collections.defaultdict[int, list[bytes]](list)
                 for hashes in each(functools.partial(self.hashes, buckets=buckets(parts)), parts):
                     for bucket, packed in hashes:
                         by_bucket[bucket].append(packed)
                 for in_bucket in by_bucket.values():
-                    for number, places in repeated(in_bucket):
-                        drops[number].append(places)
+                    for number, indices in repeated(in_bucket):
+                        drops[number].append(indices)
             shards = []
             for shard in each(self.write, parts, [drops[part.number] for part in parts]):
                 shards.append(shard)
@@ -215,9 +215,9 @@ class Preparation:
         return hashed(part.number, self.source.good_pairs(part), buckets)
 
     def write(self, part: Part, drops: Iterable[bytes] = ()) -> dict[str, Any]:
-        """Writes a shard atomically, unless it exists, and returns what records.json stores about it.
+        """Writes a shard atomically, unless it exists, and returns its entry of records.json.
 
-        `drops` are the places of its pairs that came before, as `repeated` returns them.
+        `drops` are the indices of its duplicate pairs, from `repeated`.
         """
         folder = self.folder / f"shard-{part.number:05d}"
         with contextlib.suppress(BadInput):  # a damaged shard is made again
@@ -241,15 +241,15 @@ class Preparation:
 
     def _rows(self, part: Part, drops: Iterable[bytes], dropped: dict[str, int]) -> Iterator[Row]:
         """Yields the pairs that the filters keep, with their numbers in the corpus, and counts the others."""
-        came_before = set(np.frombuffer(b"".join(drops), "u4").tolist())
-        for place, source, target in self.source.good_pairs(part):
+        duplicates = set(np.frombuffer(b"".join(drops), "u4").tolist())
+        for index, source, target in self.source.good_pairs(part):
             texts = [source, target]
-            for symbol in self.source.symbols:
-                texts = [text.replace(symbol.encode(), b"") for text in texts]
-            if reason := "duplicates" if place in came_before else self.filters.reason(*texts):
+            for tag in self.source.symbols:
+                texts = [text.replace(tag.encode(), b"") for text in texts]
+            if reason := "duplicates" if index in duplicates else self.filters.reason(*texts):
                 dropped[reason] += 1
             else:
-                yield part.first + place + 1, source, target
+                yield part.first + index + 1, source, target
 
     def finish(self, shards: Iterable[dict[str, Any]]) -> dict[str, Any]:
         """Writes records.json with what `write` returned, in any order, and removes what only the workers needed."""
@@ -277,22 +277,22 @@ def hashed(shard: int, pairs: Iterable[tuple[int, bytes, bytes]], buckets: int) 
 
     Equal pairs of all shards meet in one bucket.
     """
-    places, digests = [], []
-    for place, source, target in pairs:
+    indices, digests = [], []
+    for index, source, target in pairs:
         text = f"{_normal(source)}\n{_normal(target)}"
         digests.append(hashlib.blake2b(text.encode(), digest_size=16).digest())
-        places.append(place)
-    hashes = np.zeros(len(places), _HASHED)
+        indices.append(index)
+    hashes = np.zeros(len(indices), _HASHED)
     hashes["high"], hashes["low"] = np.frombuffer(b"".join(digests), "u8").reshape(-1, 2).T
-    hashes["shard"], hashes["place"] = shard, places
+    hashes["shard"], hashes["index"] = shard, indices
     numbers = hashes["high"] % np.uint64(buckets)
     return [(int(bucket), hashes[numbers == bucket].tobytes()) for bucket in np.unique(numbers)]
 
 
 def repeated(hashes: Iterable[bytes]) -> list[tuple[int, bytes]]:
-    """Returns the pairs of a bucket that came before, as a list of (shard, their places in it, uint32)."""
-    every = np.frombuffer(b"".join(hashes), _HASHED)
-    every = every[np.lexsort((every["place"], every["shard"], every["low"], every["high"]))]
-    is_repeated = (every["high"][1:] == every["high"][:-1]) & (every["low"][1:] == every["low"][:-1])
-    later = every[1:][is_repeated]
-    return [(int(shard), later["place"][later["shard"] == shard].tobytes()) for shard in np.unique(later["shard"])]
+    """Returns all but the first of a bucket's equal pairs, as a list of (shard, their indices in it, uint32)."""
+    pairs = np.frombuffer(b"".join(hashes), _HASHED)
+    pairs = pairs[np.lexsort((pairs["index"], pairs["shard"], pairs["low"], pairs["high"]))]
+    is_repeated = (pairs["high"][1:] == pairs["high"][:-1]) & (pairs["low"][1:] == pairs["low"][:-1])
+    later = pairs[1:][is_repeated]
+    return [(int(shard), later["index"][later["shard"] == shard].tobytes()) for shard in np.unique(later["shard"])]

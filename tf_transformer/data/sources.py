@@ -40,7 +40,8 @@ from tf_transformer.utils.reading import reading
 from tf_transformer.utils.values import Kind, check_fields, checked, shown
 
 tfds = lazily("tensorflow_datasets", "a corpus of TensorFlow Datasets")
-MOST_ROWS_OF_A_BYTE = 1_000  # of a Parquet file, which stores equal rows in few bytes
+# A Parquet file stores equal rows in few bytes.
+MAX_ROWS_PER_BYTE = 1_000
 Share = Annotated[
     float,
     Kind("a share of the pairs below 0.5, or a number of them", lambda x: 0 < x < 0.5 or (x >= 1 and x.is_integer())),
@@ -181,22 +182,22 @@ class TfdsSource(Source):
 
     @checked
     def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
-        return even_parts(sum(len(places) for _, places in self._ranges(self._builder())), pairs)
+        return even_parts(sum(len(indices) for _, indices in self._ranges(self._builder())), pairs)
 
     def read(self, part: Part) -> Iterator[Pair]:
         # TFDS reads a range of a split from its first file on. Skipping examples would read all files before it.
         first, last = part.first, part.first + part.count
-        for split, places in self._ranges(self._builder()):
-            if wanted := places[max(first, 0) : max(last, 0)]:
-                yield from self._pairs(f"{split}[{wanted.start}:{wanted.stop}]")
-            first, last = first - len(places), last - len(places)
+        for split, indices in self._ranges(self._builder()):
+            if part_of_split := indices[max(first, 0) : max(last, 0)]:
+                yield from self._pairs(f"{split}[{part_of_split.start}:{part_of_split.stop}]")
+            first, last = first - len(indices), last - len(indices)
 
     def _pairs(self, split: str) -> Iterator[Pair]:
         texts = self._builder().as_dataset(split=split, shuffle_files=False)
         return (tuple(text[name] for name in self.languages) for text in texts.as_numpy_iterator())
 
     def _ranges(self, builder: Any) -> list[tuple[str, range]]:
-        """Returns the name and the positions of each range that `split` stands for, such as "train[:10%]+test"."""
+        """Returns the name and the indices of each range in `split`, such as "train[:10%]+test"."""
         sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
         try:
             ranges = tfds.core.ReadInstruction.from_spec(self.split).to_absolute(builder.info.splits)
@@ -267,7 +268,7 @@ class ParquetSource(Source):
                     rows = file.metadata.row_group(group).num_rows
                     groups.append((path, group, count, rows))
                     count += rows
-                if not 0 <= count <= MOST_ROWS_OF_A_BYTE * sum(map(os.path.getsize, self._files())):
+                if not 0 <= count <= MAX_ROWS_PER_BYTE * sum(map(os.path.getsize, self._files())):
                     raise ValueError(f"{count:,} rows, which so few bytes cannot hold")
         shards = []
         for shard in even_parts(count, pairs):
@@ -332,8 +333,8 @@ class TaggedSource(Source):
         check_symbols(dict.fromkeys(tag for tag in tags if tag != ""), "sources")
         if kinds := {source.kind for source in sources} - {self.kind}:
             raise BadInput(f"sources: expected sources of {self.kind}, got one of {', '.join(kinds)}")
-        symbols = (symbol for source in sources for symbol in source.symbols)
-        object.__setattr__(self, "symbols", list(dict.fromkeys([*filter(None, tags), *symbols])))
+        inner_tags = (tag for source in sources for tag in source.symbols)
+        object.__setattr__(self, "symbols", list(dict.fromkeys([*filter(None, tags), *inner_tags])))
         object.__setattr__(self, "max_length", max(source.max_length for source in sources))
 
     def _by_tag(self) -> list[tuple[str, Source]]:
@@ -416,9 +417,9 @@ class HeldOut(Source):
         check_fields(self)
         for name in ("kind", "max_length", "skip_bad_lines", "symbols"):
             object.__setattr__(self, name, getattr(self.source, name))
-        count, held = len(self._hashes), sum(each < self._limit for each in self._hashes)
-        if not 0 < 2 * held < count:
-            raise BadInput(f"dev: expected 1 to {(count - 1) // 2:,} of {count:,} pairs, got {held or self.share:,.6g}")
+        count, size = len(self._hashes), sum(code < self._limit for code in self._hashes)
+        if not 0 < 2 * size < count:
+            raise BadInput(f"dev: expected 1 to {(count - 1) // 2:,} of {count:,} pairs, got {size or self.share:,.6g}")
 
     @functools.cached_property
     def _hashes(self) -> list[int]:

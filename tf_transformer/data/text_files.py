@@ -122,7 +122,7 @@ class LineRange:
 
 def line_ranges(paths: Iterable[str | os.PathLike[str]], lines: int, digest: Any = None) -> list[LineRange]:
     """Splits plain files into ranges of at most `lines` lines, each of one file, and updates `digest`, of hashlib."""
-    return [each for path in paths for each in _ranges_of(str(path), lines, digest)]
+    return [line_range for path in paths for line_range in _ranges_of(str(path), lines, digest)]
 
 
 def _ranges_of(path: str, lines: int, digest: Any) -> Iterator[LineRange]:
