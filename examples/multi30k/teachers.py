@@ -51,34 +51,34 @@ def learn_from_teachers(
         raise BadInput(f"expected different folders, got the run {paths[0]}, teachers {' '.join(map(str, folders))}")
     runs = [model, *(_teacher(model, folder, number, ensemble) for number, folder in enumerate(folders, 1))]
     if ensemble:
-        runs = [_taught(one, [by]) for one, by in zip(runs, [*paths[1:], paths[0]], strict=True)]
+        runs = [_taught(trainer, [by]) for trainer, by in zip(runs, [*paths[1:], paths[0]], strict=True)]
     else:
         runs[0] = _taught(model, folders)
     model, *others = runs
     assert isinstance(model.corpus.train, Source)
     sides = lists_of((source, target) for _, source, target in model.corpus.train.rows())
     pending = []  # pending: runs that have yet to translate
-    for one in [*others, model]:  # all are checked before the first is trained
-        is_there = one.run.exists(one.settings)
-        if (one is not model or ensemble) and not (is_there and _has_translated(one, len(sides[0]))):
-            pending.append(one)
+    for trainer in [*others, model]:  # all are checked before the first is trained
+        is_there = trainer.run.exists(trainer.settings)
+        if (trainer is not model or ensemble) and not (is_there and _has_translated(trainer, len(sides[0]))):
+            pending.append(trainer)
 
-    for one in [*others, model]:
-        if (one is model or one in pending) and one.step < both:
-            print(f"\n{one.path}: in both directions to step {both:,}", flush=True)
-            one.learn_both_directions()
-        if one in pending:
-            if one.writes:
-                translate(one, sides, search)
+    for trainer in [*others, model]:
+        if (trainer is model or trainer in pending) and trainer.step < both:
+            print(f"\n{trainer.path}: in both directions to step {both:,}", flush=True)
+            trainer.learn_both_directions()
+        if trainer in pending:
+            if trainer.writes:
+                translate(trainer, sides, search)
             distribution.wait_for_all(model.strategy or tf.distribute.get_strategy())
-    for one in [*(others if ensemble else []), model]:
-        print(f"\n{one.path}: to the end, from {' '.join(map(str, one.corpus.teachers))}", flush=True)
-        last = one.learn()
+    for trainer in [*(others if ensemble else []), model]:
+        print(f"\n{trainer.path}: to the end, from {' '.join(map(str, trainer.corpus.teachers))}", flush=True)
+        last = trainer.learn()
     return last
 
 
-def _taught(one: StagedTrainer, by: Sequence[Path]) -> StagedTrainer:
-    return dataclasses.replace(one, corpus=dataclasses.replace(one.corpus, teachers=tuple(by)))
+def _taught(trainer: StagedTrainer, by: Sequence[Path]) -> StagedTrainer:
+    return dataclasses.replace(trainer, corpus=dataclasses.replace(trainer.corpus, teachers=tuple(by)))
 
 
 def _teacher(model: StagedTrainer, folder: Path, number: int, ensemble: bool) -> StagedTrainer:
@@ -100,35 +100,35 @@ def _teacher(model: StagedTrainer, folder: Path, number: int, ensemble: bool) ->
     )
 
 
-def _has_translated(one: StagedTrainer, pairs: int) -> bool:
+def _has_translated(trainer: StagedTrainer, pairs: int) -> bool:
     """Whether a run has translated its text. It raises `BadInput` if the run is past the bidirectional steps."""
-    (forward, backward), step = translations_of(one.run.path), one.corpus.methods.bidirectional_steps
+    (forward, backward), step = translations_of(trainer.run.path), trainer.corpus.methods.bidirectional_steps
     if forward.exists() and backward.exists():
         lines = check_text_pairs(forward, backward, empty_lines=True)
         if lines == pairs:
             return True
         expected = f"expected a translation for each of {pairs:,} training pairs, got {lines:,}"
-        raise BadInput(f"{one.path}: {expected}; remove {forward.name} and {backward.name} to make them again")
-    if one.step > step:
+        raise BadInput(f"{trainer.path}: {expected}; remove {forward.name} and {backward.name} to make them again")
+    if trainer.step > step:
         expected = f"expected {forward.name} and {backward.name}, made at step {step:,}"
-        raise BadInput(f"{one.path}: {expected}, found a run that has gone on to step {one.step:,} without them")
+        raise BadInput(f"{trainer.path}: {expected}, found a run that has gone on to step {trainer.step:,} without them")
     return False
 
 
-def translate(one: StagedTrainer, sides: tuple[list[str], list[str]], search: dict[str, Any]) -> None:
+def translate(trainer: StagedTrainer, sides: tuple[list[str], list[str]], search: dict[str, Any]) -> None:
     """Write translations of every source and of every target, by the average of the run's checkpoints (section 6.1).
 
     The greatest difference in length within a pair limits how much longer an output may be than its source, which ends
     searches sooner.
     """
-    translator = averaged(one, search)
-    if one.recipe.mixed_precision:
-        translator = translator.astype(one.recipe.mixed_precision)
+    translator = averaged(trainer, search)
+    if trainer.recipe.mixed_precision:
+        translator = translator.astype(trainer.recipe.mixed_precision)
     of_source, of_target = (translator.tokenizer.tokenize(side).row_lengths().numpy() for side in sides)
     longest = int(abs(of_source - of_target).max())
     translator = translator.replace(extra_length=min(max(longest, 1), translator.extra_length))
-    one.run.lock()
-    for file, side in zip(translations_of(one.run.path), sides, strict=True):
+    trainer.run.lock()
+    for file, side in zip(translations_of(trainer.run.path), sides, strict=True):
         print(f"{len(side):,} sentences to {file}", flush=True)
         write_text(file, (f"{reply.line}\n" for reply in answered(translator, side)))
-    one.run.unlock()
+    trainer.run.unlock()
