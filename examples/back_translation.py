@@ -31,10 +31,10 @@ def main(argv: list[str] | None = None) -> None:
 
     source, target = tt.data.read_text_pairs(*args.train)
     dev_source, dev_target = tt.data.read_text_pairs(*args.dev)
-    source, further = source[: args.real], target[args.real : args.real + args.synthetic]
+    source, extra = source[: args.real], target[args.real : args.real + args.synthetic]
     target = target[: args.real]
-    if len(further) < args.synthetic:
-        raise tt.BadInput(f"--train: expected {args.real + args.synthetic:,} pairs, got {len(target) + len(further):,}")
+    if len(extra) < args.synthetic:
+        raise tt.BadInput(f"--train: expected {args.real + args.synthetic:,} pairs, got {len(target) + len(extra):,}")
     config = dataclasses.replace(tt.PRESETS["tiny"], vocab_size=2_000)
     quarter = -(-args.steps // 4)
     recipe = tt.Recipe(args.steps, batch_tokens=2_048, warmup_steps=quarter, cooldown_steps=quarter, dev_sentences=50)
@@ -45,11 +45,11 @@ def main(argv: list[str] | None = None) -> None:
         return trainer.translator()
 
     reverse = trained("reverse", tt.sources.MemorySource(target, source), (dev_target, dev_source))
-    print(f"sampling {len(further):,} sources ...", flush=True)
-    sampled = reverse.sample(further, k=args.k)
-    for text, made in zip(further[:5], sampled, strict=False):
-        print(f"  {text} -> {made}")
-    real, synthetic = tt.sources.MemorySource(source, target), tt.sources.MemorySource(sampled, further)
+    print(f"sampling {len(extra):,} sources ...", flush=True)
+    sampled = reverse.sample(extra, k=args.k)
+    for text, output in zip(extra[:5], sampled, strict=False):
+        print(f"  {text} -> {output}")
+    real, synthetic = tt.sources.MemorySource(source, target), tt.sources.MemorySource(sampled, extra)
     trained("real", real, (dev_source, dev_target))
     trained("both", tt.sources.TaggedSource({"": real, TAG: synthetic}), (dev_source, dev_target))
 

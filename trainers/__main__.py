@@ -30,12 +30,12 @@ def main() -> None:
 def run() -> None:
     """Runs the program that the command line names."""
     command = "tf-transformer" if Path(sys.argv[0]).stem == "tf-transformer" else f"python -m {__package__}"
-    others = [name for name in registry.names("commands") if name not in PROGRAMS]
-    programs = PROGRAMS | dict.fromkeys(others, "from another package")
+    plugins = [name for name in registry.names("commands") if name not in PROGRAMS]
+    programs = PROGRAMS | dict.fromkeys(plugins, "from another package")
     parser = argparse.ArgumentParser(
         command,
         f"{command} PROGRAM [options]",
-        "\n".join(["programs:", *(f"  {name:13}{what}" for name, what in programs.items())]),
+        "\n".join(["programs:", *(f"  {name:13}{purpose}" for name, purpose in programs.items())]),
         f"{command} PROGRAM --help shows a program's options.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

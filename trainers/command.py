@@ -35,8 +35,8 @@ def options(
 ) -> argparse.ArgumentParser:
     """Returns a parser whose help fits a screen, and whose usage has the command that called the program."""
     formatter = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=31, width=110)
-    called = sys.argv[0].endswith(f" {program}")  # by __main__.py
-    prog, text = sys.argv[0] if called else f"python -m {package}.{program}", (description or "").strip()
+    from_main = sys.argv[0].endswith(f" {program}")  # __main__.py sets this
+    prog, text = sys.argv[0] if from_main else f"python -m {package}.{program}", (description or "").strip()
     usage = f"{prog} [options]"
     return argparse.ArgumentParser(prog, usage, text, epilog, formatter_class=formatter, allow_abbrev=False)
 
@@ -85,8 +85,8 @@ def add_fields(
     for name in names:
         first, *others = {getattr(preset, name) for preset in presets} or (whose, whose)
         default = f" ({whose})" if others else "" if first is None else f" ({first})"
-        words = {"metavar": METAVARS[types[name]], "help": docs.get(name, "").replace("`", "") + default}
-        add(f"--{name.replace('_', '-')}", type=types[name], **words)
+        description = docs.get(name, "").replace("`", "") + default
+        add(f"--{name.replace('_', '-')}", type=types[name], metavar=METAVARS[types[name]], help=description)
 
 
 def add_training_options(add: Callable[..., Any]) -> None:

@@ -20,11 +20,11 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Format, dict[
     """Returns the options, the format, and the options that only some formats take."""
     parser = options("export", __doc__)
     add = parser.add_argument
-    what = parser.add_mutually_exclusive_group(required=True)
-    runs = "run directory, such as runs/demo; several make an ensemble"
-    what.add_argument("--run", nargs="+", type=as_path, metavar="DIR", help=runs)
+    group = parser.add_mutually_exclusive_group(required=True)
+    runs = "run directory, such as runs/demo. Several make an ensemble"
+    group.add_argument("--run", nargs="+", type=as_path, metavar="DIR", help=runs)
     pretrained = "pretrained checkpoint: a directory, or a name on the Hugging Face Hub"
-    what.add_argument("--pretrained", metavar="NAME", help=pretrained)
+    group.add_argument("--pretrained", metavar="NAME", help=pretrained)
     add("--revision", metavar="REV", help="commit, tag or branch of the Hub's model (its main branch)")
     add("--name", type=model_name, help="model name on the server (the name of the first run or of the checkpoint)")
     parent = "parent directory of all models (the format's, such as savedmodels)"
@@ -33,10 +33,10 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Format, dict[
     add("--average-last", type=positive, metavar="N", help="number of last checkpoints to average (the recipe's)")
     titles, first = "; ".join(f"{name}: {format.title}" for name, format in formats().items()), next(iter(formats()))
     add("--format", default=first, choices=formats(), metavar="FORMAT", help=f"{titles} ({first})")
-    every = set.intersection(*(set(format.dtypes) for format in formats().values()))
-    more = {name: [dtype for dtype in format.dtypes if dtype not in every] for name, format in formats().items()}
-    also = "; ".join(f"{name}: also {', '.join(dtypes)}" for name, dtypes in more.items() if dtypes)
-    dtypes = f"dtype of the weights: {', '.join(sorted(every))}; {also}; float16 is for GPUs (float32)"
+    common = set.intersection(*(set(format.dtypes) for format in formats().values()))
+    special = {name: [dtype for dtype in format.dtypes if dtype not in common] for name, format in formats().items()}
+    also = "; ".join(f"{name}: also {', '.join(dtypes)}" for name, dtypes in special.items() if dtypes)
+    dtypes = f"dtype of the weights: {', '.join(sorted(common))}; {also}; float16 is for GPUs (float32)"
     add("--dtype", default="float32", metavar="DTYPE", help=dtypes)
     add("--no-check", action="store_true", help="publish without the check, which takes most of the time; for trials")
     add_search_options(add, more=("max_length", "n_best"))

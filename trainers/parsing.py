@@ -69,10 +69,10 @@ def main(argv: list[str] | None = None) -> None:
     result = trainer.evaluate(translator=learned)["F1"]
     sample = gold[:: -(-len(gold) // 500)]
     train_result = evalb.total(sample, map(treebank.read_tree, learned([words_of(tree) for tree in sample])))
-    free = learned.symbols(sources)
+    unconstrained = learned.symbols(sources)
     counts = [len(tree.leaves()) for tree in trees]
-    ill_formed = sum(not treebank.is_well_formed(*pair) for pair in zip(free, counts, strict=True))
-    repaired = evalb.total(trees, map(treebank.to_tree, free, map(treebank.words_of, trees)))
+    ill_formed = sum(not treebank.is_well_formed(*pair) for pair in zip(unconstrained, counts, strict=True))
+    repaired = evalb.total(trees, map(treebank.to_tree, unconstrained, map(treebank.words_of, trees)))
     print(f"test: {result}\ntraining trees: {train_result}")
     share = f"{ill_formed:,} of {len(trees):,} outputs"
     print(f"without the grammar, {share} are not trees; repaired: F1 {repaired.f1:.2f}")

@@ -123,9 +123,9 @@ def score_and_publish(trainer: Trainer, translator: Translator, root: Path | Non
 
 def language_facts(translator: Translator, languages: Sequence[str] | None) -> dict[str, str]:
     """Returns a corpus's languages, if known, for `model_info`."""
-    # A multilingual model has its own languages, which the corpus may call otherwise.
-    known = () if translator.tokenizer.languages else languages or ()
-    return dict(zip(LANGUAGES, known, strict=False))
+    # The corpus may have other codes for the languages of a multilingual model.
+    codes = () if translator.tokenizer.languages else languages or ()
+    return dict(zip(LANGUAGES, codes, strict=False))
 
 
 def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examples: list[str]) -> Path:
@@ -167,9 +167,9 @@ def record(run: Run, metrics: dict[str, Any], parameters: Any) -> None:
     write_json(run.path / "metrics.json", metrics | metadata | {"parameters": parameters})
 
 
-def search_of(given: dict[str, Any]) -> dict[str, Any]:
+def search_of(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the search options, checked against their ranges."""
-    search = chosen(given, [name for name, option in SEARCH_OPTIONS.items() if option.translator])
+    search = chosen(options, [name for name, option in SEARCH_OPTIONS.items() if option.translator])
     return of_request(search, {"beam_size": MOST_BEAMS})
 
 

@@ -41,8 +41,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--scores", action="store_true", help="print a score and a tab before each translation")
     add("--json", action="store_true", help="print JSON lines with text, score and flags")
     add("--n-best", type=positive, metavar="N", help="translations per line, best first, with --json (1)")
-    what = f"translate the text as one document: {', '.join(FORMATS[:-1])} or {FORMATS[-1]} ({FORMATS[0]})"
-    add("--document", nargs="?", const=FORMATS[0], choices=FORMATS, metavar="FORMAT", help=what)
+    document = f"translate the text as one document: {', '.join(FORMATS[:-1])} or {FORMATS[-1]} ({FORMATS[0]})"
+    add("--document", nargs="?", const=FORMATS[0], choices=FORMATS, metavar="FORMAT", help=document)
     add("--batch-size", type=positive, metavar="N", help="sentences per batch (32)")
     add_call_options(add)
     bulk = parser.add_argument_group('many files, with Apache Beam (pip install "tf-transformer[beam]")')
@@ -62,8 +62,8 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--n-best: expected --json as well")
     if args.document and (args.json or args.scores):
         parser.error("--document: cannot be combined with --scores or --json")
-    others = (*ONE_FILE, "document") if args.input else MANY_FILES
-    if wrong := [*(f"--{name.replace('_', '-')}" for name in chosen(vars(args), others)), *beams * (not args.input)]:
+    excluded = (*ONE_FILE, "document") if args.input else MANY_FILES
+    if wrong := [*(f"--{name.replace('_', '-')}" for name in chosen(vars(args), excluded)), *beams * (not args.input)]:
         parser.error(f"{wrong[0]}: {'cannot be combined with --input' if args.input else 'expected --input as well'}")
     if args.input and (args.source != "-" or not args.output):
         parser.error("--input: expected --output PREFIX as well, and no other file")

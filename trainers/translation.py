@@ -44,8 +44,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     vocabulary = args.vocab_size or args.tokenizer or args.tokenizer_file
     if args.start and (args.preset or vocabulary or args.dry_run is not None):
-        others = "--preset, --vocab-size, --vocab-kind, --tokenizer or --dry-run"
-        parser.error(f"--from: cannot be combined with {others}, since the model has its own sizes and tokenizer")
+        names = "--preset, --vocab-size, --vocab-kind, --tokenizer or --dry-run"
+        parser.error(f"--from: cannot be combined with {names}, since the model has sizes and a tokenizer")
     if args.tokenizer_file and (args.vocab_size or args.tokenizer):
         parser.error("--tokenizer: cannot be combined with --vocab-size or --vocab-kind")
     if args.train and (args.tfds or args.prepared):
@@ -60,8 +60,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     if not (args.train or args.prepared) and (args.dev or args.test):
         parser.error("--dev and --test: expected --train SOURCE TARGET or --prepared DIR as well")
     if args.prepared and (vocabulary or args.skip_bad_lines):
-        others = "--vocab-size, --vocab-kind, --tokenizer or --skip-bad-lines"
-        parser.error(f"--prepared: cannot be combined with {others}; give them to tf-transformer prepare")
+        names = "--vocab-size, --vocab-kind, --tokenizer or --skip-bad-lines"
+        parser.error(f"--prepared: cannot be combined with {names}. Pass them to tf-transformer prepare.")
     args.preset = args.preset or "tiny"
     return args
 

@@ -93,11 +93,11 @@ class StagedBatches(Batches):
             self.both_ways.fixed_shapes = self.fixed_shapes
             return self.both_ways[number]
         batch = super().__getitem__(number - steps)
-        seen = [self._hidden(ids, [self.seed or 0, number, side]) for side, ids in enumerate(batch[:2])]
-        return batch._replace(source=seen[0], target_in=seen[1])
+        sides = [self._hidden(ids, [self.seed or 0, number, side]) for side, ids in enumerate(batch[:2])]
+        return batch._replace(source=sides[0], target_in=sides[1])
 
     def _hidden(self, ids: np.ndarray, seed: Sequence[int]) -> np.ndarray:
-        """Input ids of which some are the unknown id; labels stay as they are."""
+        """Replaces some input ids by the unknown id. Labels don't change."""
         hidden = np.random.default_rng(seed).random(ids.shape) < self.methods.word_dropout
         return np.where(hidden & (ids >= FIRST_ID), np.int32(UNKNOWN_ID), ids)
 
@@ -115,16 +115,16 @@ def both_directions(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def with_translations(rows: Iterable[Row], teachers: Sequence[Path]) -> Iterator[Row]:
-    """Each pair, with two more pairs from each teacher: (source, its translation), (translation of target, target).
+    """Yields each pair, and two pairs from each teacher: (source, its translation), (translation of target, target).
 
     Args:
-        rows: pairs with their numbers, which the new pairs have, too.
-        teachers: folders with translations of these pairs, line by line.
+        rows: Pairs with their numbers, which the new pairs share.
+        teachers: Folders with translations of these pairs, line by line.
     """
-    made = [lines_of(file) for folder in teachers for file in translations_of(folder)]
-    for (number, source, target), *others in zip(rows, *made, strict=True):
+    files = [lines_of(file) for folder in teachers for file in translations_of(folder)]
+    for (number, source, target), *translations in zip(rows, *files, strict=True):
         yield number, source, target
-        for forward in others[::2]:
+        for forward in translations[::2]:
             yield number, source, forward
-        for backward in others[1::2]:
+        for backward in translations[1::2]:
             yield number, backward, target

@@ -59,8 +59,8 @@ def learn_from_teachers(
     sides = lists_of((source, target) for _, source, target in model.corpus.train.rows())
     pending = []  # pending: runs that have yet to translate
     for trainer in [*others, model]:  # all are checked before the first is trained
-        is_there = trainer.run.exists(trainer.settings)
-        if (trainer is not model or ensemble) and not (is_there and _has_translated(trainer, len(sides[0]))):
+        exists = trainer.run.exists(trainer.settings)
+        if (trainer is not model or ensemble) and not (exists and _has_translated(trainer, len(sides[0]))):
             pending.append(trainer)
 
     for trainer in [*others, model]:
@@ -87,10 +87,10 @@ def _teacher(model: StagedTrainer, folder: Path, number: int, ensemble: bool) ->
     methods, teachers = dict[str, Any](), []
     if (folder / "config.json").exists():
         settings = Run(folder).settings()
-        begun, corpus = settings["recipe"], settings["corpus"]
-        recipe["seed"] = begun.get("seed", recipe["seed"])
+        stored, corpus = settings["recipe"], settings["corpus"]
+        recipe["seed"] = stored.get("seed", recipe["seed"])
         if not ensemble:
-            recipe["cooldown_steps"] = begun.get("cooldown_steps", 0)
+            recipe["cooldown_steps"] = stored.get("cooldown_steps", 0)
             methods = {name: corpus.get(name, 0.0) for name in ("word_dropout", "student_dropout")}
             teachers = corpus.get("teachers", [])
     its_methods = dataclasses.replace(model.corpus.methods, **methods)

@@ -40,8 +40,8 @@ def main(argv: list[str] | None = None) -> None:
     add_training_options(add)
     add_search_options(add, without=EXPORTS)
     args = parser.parse_args(argv)
-    for option, given in (("student-dropout", args.student_dropout is not None), ("ensemble", args.ensemble)):
-        if given and not args.teachers:
+    for option, is_set in (("student-dropout", args.student_dropout is not None), ("ensemble", args.ensemble)):
+        if is_set and not args.teachers:
             parser.error(f"--{option}: expected --teachers with it, got none")
     print("loading TensorFlow ...", flush=True)
     load_tensorflow()
@@ -58,9 +58,9 @@ def main(argv: list[str] | None = None) -> None:
     search = search_of(vars(args))
     if args.dry_run is not None:
         show_plan(config, recipe, args.dry_run)
-        more = "as much" if args.ensemble else f"{methods.bidirectional_steps:,} steps"
+        cost = "as much" if args.ensemble else f"{methods.bidirectional_steps:,} steps"
         if args.teachers:
-            print(f"and {more} for each of {len(args.teachers)} teachers")
+            print(f"and {cost} for each of {len(args.teachers)} teachers")
         return
 
     # All input is checked before anything is written.

@@ -57,12 +57,12 @@ COLUMNS = {  # and how Markdown shows them
 
 
 def chosen(names: str) -> list[str]:
-    """The rows with these names or group letters, in the table's order."""
-    given = [name.strip() for name in names.split(",")]
-    unknown = [name for name in given if name not in ("all", *PAPER, *"ABCDE")]
+    """Returns the rows with these names or group letters, in the table's order."""
+    choices = [name.strip() for name in names.split(",")]
+    unknown = [name for name in choices if name not in ("all", *PAPER, *"ABCDE")]
     if unknown:
         raise BadInput(f"rows: expected all, A to E, or {', '.join(PAPER)}; got {', '.join(unknown)}")
-    return [row for row in PAPER if {"all", row, row.split("_")[0]} & set(given)]
+    return [row for row in PAPER if {"all", row, row.split("_")[0]} & set(choices)]
 
 
 def scaled(row: str, scale: str) -> TransformerConfig:
@@ -89,17 +89,17 @@ def difference(row: str, scale: str) -> str:
 
 
 def line_of(row: str, scale: str, measurements: dict[str, Any]) -> dict[str, Any]:
-    """A line of the table.
+    """Returns a line of the table.
 
     Args:
-        row: its name.
-        scale: of base.
+        row: Name of the row.
+        scale: Size of base.
         measurements: "steps", "dev_perplexity", "dev_bleu" and "parameters".
     """
     perplexity, bleu, millions = PAPER[row]
-    here = (measurements["steps"], measurements["dev_perplexity"], measurements["dev_bleu"], measurements["parameters"])
+    ours = (measurements[name] for name in ("steps", "dev_perplexity", "dev_bleu", "parameters"))
     paper = (perplexity, bleu, millions or PAPER["base"][2])
-    return dict(zip(COLUMNS, (row, difference(row, scale), *here, *paper), strict=True))
+    return dict(zip(COLUMNS, (row, difference(row, scale), *ours, *paper), strict=True))
 
 
 def as_markdown(results: list[dict[str, Any]]) -> str:
@@ -130,18 +130,18 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
 
     base = next((line for line in results if line["row"] == "base"), results[0])
     figure, axes = plt.subplots(1, 2, figsize=(11, 0.32 * len(results) + 1.6), sharey=True, layout="constrained")
-    places = range(len(results))
+    heights = range(len(results))
     for axis, name, better in zip(axes, ("perplexity", "BLEU"), ("left", "right"), strict=True):
-        for column, shift, colour, label in (
+        for column, shift, color, label in (
             (name, -0.17, "#0072B2", "here"),
             (f"paper's {name}", 0.17, "#E69F00", "paper"),
         ):
             values = [line[column] - base[column] for line in results]
-            axis.barh([place + shift for place in places], values, 0.34, color=colour, label=label)
+            axis.barh([height + shift for height in heights], values, 0.34, color=color, label=label)
         axis.axvline(0, color="black", linewidth=0.8)
         axis.set_title(f"{name}, difference from {base['row']} ({better} is better)", fontsize=10)
     labels = [f"{line['row']}  ({line['what differs']})" if line["what differs"] else line["row"] for line in results]
-    axes[0].set_yticks(list(places), labels, fontsize=8)
+    axes[0].set_yticks(list(heights), labels, fontsize=8)
     axes[0].invert_yaxis()
     axes[1].legend()
     figure.savefig(path, dpi=110)
