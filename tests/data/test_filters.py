@@ -70,5 +70,5 @@ def test_parse():
     assert filters == tt.Filters(duplicates=True, identical=True) == pickle.loads(pickle.dumps(filters))
     assert filters.chosen() == {"duplicates": True, "identical": True}
     for word in ("duplicate", "identical=yes", "max-ratio=3"):
-        with pytest.raises(tt.BadInput, match=f"^filter: expected some of duplicates, identical, got '{word}'$"):
+        with pytest.raises(tt.BadInput, match=f"^filter: expected one of duplicates, identical, got '{word}'$"):
             parse([word])

@@ -132,7 +132,7 @@ def test_a_stopped_program_resumes_to_the_same_files(corpus, prepared, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         write(corpus, tmp_path, report=stop)
     (made / ".export-shard-00006-0a1b2c3d").mkdir()  # left by a killed worker
-    with pytest.raises(tt.BadInput, match="is not complete; start tf-transformer prepare again"):
+    with pytest.raises(tt.BadInput, match="records are not complete. Run tf-transformer prepare again.$"):
         records.Records(made)
     times = {file.relative_to(made): file.stat().st_mtime_ns for file in made.glob("shard-*/*")}
     assert len(times) == 6 * 6
@@ -157,7 +157,7 @@ def test_others_wait_until_records_are_written(corpus, tmp_path):
             assert writing.exists()
 
     write(corpus, tmp_path, report=meanwhile)
-    assert errors == [f"{writing.parent}: expected a folder that nothing else prepares; it is in use"] * 2
+    assert errors == [f"{writing.parent}: another process prepares records in this folder"] * 2
 
 
 def test_only_a_damaged_shard_is_made_again(corpus, written, tmp_path):
@@ -165,7 +165,7 @@ def test_only_a_damaged_shard_is_made_again(corpus, written, tmp_path):
     (written.folder / written.shards[5]["shard"] / "lines.npy").unlink()
     content = (shard / "target.npy").read_bytes()
     (shard / "target.npy").write_bytes(content[:-1])
-    with pytest.raises(tt.BadInput, match=rf"{shard.name}: expected [\d,]+ bytes, got [\d,]+; prepare again"):
+    with pytest.raises(tt.BadInput, match=rf"{shard.name}: expected [\d,]+ bytes, got [\d,]+. Run prepare again"):
         records.Records(written.folder)
     (shard / "target.npy").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert len(write(corpus, tmp_path)) == 15
@@ -220,7 +220,7 @@ def test_other_peoples_folders_are_unchanged(corpus, tmp_path):
     assert list(theirs.parent.iterdir()) == [theirs]
     source = tt.sources.MemorySource(["a"], ["b"])
     work = tt.Preparation(source, tmp_path / "new")
-    with pytest.raises(tt.BadInput, match="^parts: expected those of the source, got none$"):
+    with pytest.raises(tt.BadInput, match="^parts: expected the shards of the source, got none$"):
         work.run([], corpus[1])
     with pytest.raises(tt.BadInput, match="^tokenizer: expected a Tokenizer, got None$"):
         work.run(source.parts(1, work.folder), None)

@@ -291,9 +291,9 @@ def test_a_source_in_memory_is_identified_by_its_contents(monkeypatch):
         (("dev.en", "dev.de"), r"expected a list of 2 lists( or None)?, got \('dev.en', 'dev.de'\)"),
         ([], r"expected a list of 2 lists( or None)?, got \[\]"),
         (([], []), "expected sources and their references, got none"),
-        ((["a", 7], ["b", "c"]), "expected texts, got int at place 1"),
-        ((["a"], [b"b"]), "expected texts, got bytes at place 0"),
-        ((["a"], np.array([["b"]])), "expected texts, got ndarray at place 0"),
+        ((["a", 7], ["b", "c"]), "expected texts, got int at index 1"),
+        ((["a"], [b"b"]), "expected texts, got bytes at index 0"),
+        ((["a"], np.array([["b"]])), "expected texts, got ndarray at index 0"),
         (({"a", "b"}, {"c", "d"}), r"expected a list of 2 lists( or None)?, got \(\{'.*"),
         ((["a"], ["b", "c"]), "expected as many references as sources, 1, got 2"),
     ],
@@ -354,7 +354,7 @@ def test_sides_that_do_not_belong_together(tmp_path):
             list(source.rows())
     for make, message in (
         (lambda: MemorySource(["a"], ["b", "c"]), "target: expected 1 texts, as many as of source, got 2"),
-        (lambda: MemorySource(["a", "b"], ["c", b"d"]), "target: expected texts, got bytes at place 1"),
+        (lambda: MemorySource(["a", "b"], ["c", b"d"]), "target: expected texts, got bytes at index 1"),
         (lambda: tt.TextCorpus(["train.en"], ["dev.en", "dev.de"]), "train: expected two files, .*, got 1"),
         (lambda: read_texts(["a", "b", "c"]), "files: expected two files, source and target, got 3"),
     ):

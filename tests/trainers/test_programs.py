@@ -237,11 +237,11 @@ def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
 
     assert load("train") == sorted(corpus["train"])
     assert load("test", ("de", "en")) == sorted((german, english) for english, german in corpus["test"])
-    with pytest.raises(tt.BadInput, match="expected languages among .*; got fr"):
+    with pytest.raises(tt.BadInput, match="expected languages among .*, got fr"):
         load("train", ("en", "fr"))
-    with pytest.raises(tt.BadInput, match="expected one of the splits .*; got 'dev'"):
+    with pytest.raises(tt.BadInput, match="expected one of the splits .*, got 'dev'"):
         load("dev")
-    with pytest.raises(tt.BadInput, match=r"expected one of the splits .*; got 'train\[0:301\]'"):
+    with pytest.raises(tt.BadInput, match=r"expected one of the splits .*, got 'train\[0:301\]'"):
         load("train[0:301]")
 
     for split in ("train[:10%]", "train[-7:]", "test+train[31:41]+validation[5:6]"):

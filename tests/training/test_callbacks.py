@@ -30,7 +30,7 @@ def watched(skip, wrong, steps=5, first=2):
     return model.fit(data.map(lambda ids: ((ids, ids), ids)), **fit).history, model.get_weights()
 
 
-MESSAGE = "step 5: the loss or a gradient is not finite, from lines 403, 407 of the training text"
+MESSAGE = "step 5: the loss or a gradient is not finite, from lines 403, 407 of the training set"
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -51,9 +51,9 @@ def test_every_update_that_was_left_out_is_named(capsys):
     wrong = [4, 7, 30, 31, 33, 60]
     watched(True, wrong, steps=120)
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert [line.split(":")[0] for line in lines] == [
+    assert [line.split(":")[0].rstrip(".") for line in lines] == [
         *("  step 5", "  step 8", "  step 31"),
-        "  2 more updates were left out, of steps 32, 34",
+        "  2 more updates were skipped, at steps 32, 34",
         "  step 61",
     ]
     watched(True, list(range(130)), steps=120, first=0)

@@ -233,7 +233,7 @@ def test_a_fit_that_goes_on_says_so(tmp_path, capsys):
     goes_on, nothing = said()
     assert goes_on.startswith(f"going on from the checkpoint at step 3 of {folder}, with its weights, optimizer and")
     assert goes_on.endswith("; 1 epoch is done")
-    assert nothing == "the one epoch is done: nothing to train; give more epochs=, or another folder"
+    assert nothing == "the one epoch is done: nothing to train. Pass more epochs= or another folder."
     assert np.asarray(model.embedding.embeddings).any()
     again.on_train_end()
     an_epoch(begun(folder, compiled(), 2))

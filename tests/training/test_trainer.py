@@ -146,7 +146,7 @@ def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
     capsys.readouterr()
     assert parts.fit() == Run(tmp_path / "parts").newest()[1]["history"]
     assert (
-        "nothing to train: this run is at step 7 of 7; for more, give the recipe more steps" in capsys.readouterr().out
+        "nothing to train: this run is at step 7 of 7. To train more, pass more steps" in capsys.readouterr().out
     )
     assert (parts.began, parts.steps) == (7, 7)
     same_weights(tmp_path / "whole", tmp_path / "parts")
@@ -167,8 +167,8 @@ def test_a_text_that_is_small_for_its_batches_gets_a_recipe_named(batches, token
     trainers._warn_of_few(batches, tokens)
     said = capsys.readouterr().out
     assert said == (
-        f"warning: a pass over this text is {batches} batches of {tokens:,} tokens, few to learn from; the recipe "
-        f"{found!r} has {tt.RECIPES[found].batch_tokens:,} tokens a batch\n"
+        f"warning: a pass over this corpus is only {batches} batches of {tokens:,} tokens. The recipe "
+        f"{found!r} has {tt.RECIPES[found].batch_tokens:,} tokens per batch.\n"
         if found
         else ""
     )
@@ -249,7 +249,7 @@ def test_a_run_knows_what_it_is(one_model, corpus, text, tmp_path):
         "sha256": [hashlib.sha256(file.read_bytes()).hexdigest() for file in files],
         "skip_bad_lines": False,
     }
-    with pytest.raises(tt.BadInput, match="the training text has changed: grammar; the dev text has changed; give"):
+    with pytest.raises(tt.BadInput, match="the training set has changed: grammar; the dev set has changed; give"):
         tt.Trainer(tmp_path, CONFIG, tt.ToyCorpus(), RECIPE).fit()
 
 
@@ -314,7 +314,7 @@ def test_a_run_that_another_process_begins_meanwhile_is_not_overwritten(corpus, 
             return super().train_tokenizer(*of)
 
     slow = Slow(corpus.train, corpus.dev)
-    with pytest.raises(tt.BadInput, match="run: expected no run yet, "):
+    with pytest.raises(tt.BadInput, match="run: another process created this run. Call fit"):
         tt.Trainer(tmp_path / "run", CONFIG, slow, RECIPE).fit()
     assert Run(tmp_path / "run").settings()["recipe"]["seed"] == 7
     assert not (tmp_path / "run/tokenizer.model").exists() and not Run._locks

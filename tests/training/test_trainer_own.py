@@ -51,11 +51,11 @@ PLATEAU, EPOCHS = keras.callbacks.ReduceLROnPlateau(), keras.callbacks.LearningR
 @pytest.mark.parametrize(
     ("options", "recipe", "message"),
     [
-        ({"optimizer": SGD, "schedule": Halved()}, {}, "^optimizer: expected no schedule with it"),
-        ({"optimizer": SGD}, {"cooldown_steps": 3}, "^optimizer: expected no cooldown_steps with it"),
-        ({"optimizer": SGD}, {"clip_norm": 1.0}, "^optimizer: expected no clip_norm with it"),
-        ({"optimizer": SGD}, {"learning_rate": 5e-5}, "^optimizer: expected no learning_rate with it"),
-        ({"schedule": Halved()}, {"learning_rate": 5e-5}, "^schedule: expected no learning_rate with it"),
+        ({"optimizer": SGD, "schedule": Halved()}, {}, "^optimizer: cannot be combined with schedule"),
+        ({"optimizer": SGD}, {"cooldown_steps": 3}, "^optimizer: cannot be combined with cooldown_steps"),
+        ({"optimizer": SGD}, {"clip_norm": 1.0}, "^optimizer: cannot be combined with clip_norm"),
+        ({"optimizer": SGD}, {"learning_rate": 5e-5}, "^optimizer: cannot be combined with learning_rate"),
+        ({"schedule": Halved()}, {"learning_rate": 5e-5}, "^schedule: cannot be combined with learning_rate"),
         (
             {"optimizer": AVERAGED},
             {},
@@ -63,7 +63,7 @@ PLATEAU, EPOCHS = keras.callbacks.ReduceLROnPlateau(), keras.callbacks.LearningR
         ),
         ({"optimizer": keras.optimizers.LossScaleOptimizer(AVERAGED)}, {}, "^optimizer: .* without moving averages"),
         ({"optimizer": SGD}, {"ema_momentum": 0.9}, "^optimizer: .* without moving averages"),
-        ({"callbacks": [keras.callbacks.SwapEMAWeights()]}, {}, "^callbacks: .* SwapEMAWeights. Use Recipe"),
+        ({"callbacks": [keras.callbacks.SwapEMAWeights()]}, {}, "^callbacks: .* SwapEMAWeights. Pass Recipe"),
         ({"callbacks": [PLATEAU]}, {}, "^callbacks: .* rate of a schedule, got ReduceLROnPlateau. Pass an optimizer"),
         ({"callbacks": [EPOCHS], "schedule": Halved()}, {}, "^callbacks: .* got LearningRateScheduler"),
         (
@@ -141,7 +141,7 @@ def test_a_run_that_a_callback_stopped_goes_on_if_asked(corpus, tmp_path, capsys
     for _ in range(2):
         steps, said = fit()
         assert steps == [2, 4, 6] and "going on" not in said
-        assert "a callback stopped this run at step 6 of 12; to go on, call fit(until=12) or ask for more steps" in said
+        assert "a callback stopped this run at step 6 of 12. To resume, call fit(until=12) or pass more steps." in said
     steps, said = fit(until=8)
     assert steps == [2, 4, 6, 8] and "going on from the checkpoint at step 6 of 12" in said
     steps, said = fit()  # of that `until` was the end; patience begins anew
@@ -150,7 +150,7 @@ def test_a_run_that_a_callback_stopped_goes_on_if_asked(corpus, tmp_path, capsys
     assert steps[-1] == 18 and "stopped at step 18 by a callback" in said
     assert "a callback stopped this run at step 18 of 20" in fit(steps=20)[1]
     assert fit(steps=22)[0][-1] == 22
-    with pytest.raises(tt.BadInput, match="callbacks: expected no restore_best_weights"):
+    with pytest.raises(tt.BadInput, match="callbacks: cannot use restore_best_weights"):
         tt.Trainer(tmp_path, CONFIG, corpus, callbacks=[keras.callbacks.EarlyStopping(restore_best_weights=True)])
 
 

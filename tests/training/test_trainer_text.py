@@ -51,19 +51,19 @@ def test_a_text_may_move_but_not_change(text, tmp_path):
         np.testing.assert_array_equal(found, expected)
     with pytest.raises(
         tt.BadInput,
-        match=r"configuration: the training text has changed: .*train.de, .*train.en; the dev text has changed; give",
+        match=r"configuration: the training set has changed: .*train.de, .*train.en; the dev set has changed; give",
     ):
         trainer("there", ("de", "en")).fit()
     with open(tmp_path / "there/train.en", "a") as source, open(tmp_path / "there/train.de", "a") as target:
         source.write("One more.\n")
         target.write("Einer mehr.\n")
-    with pytest.raises(tt.BadInput, match=r"configuration: the training text has changed: .*en, .*de; give"):
+    with pytest.raises(tt.BadInput, match=r"configuration: the training set has changed: .*en, .*de; give"):
         trainer("there").fit()
     shutil.copytree(text, tmp_path / "there", dirs_exist_ok=True)
     lines = (tmp_path / "there/train.en").read_text().splitlines(keepends=True)
     (tmp_path / "there/train.en").write_text("".join([lines[1], lines[0], *lines[2:]]))  # of the same size
     source = tt.sources.TextSource(*(tmp_path / f"there/train.{side}" for side in ("en", "de")))
-    with pytest.raises(tt.BadInput, match=r"configuration: the training text has changed: .*/train.en; the dev"):
+    with pytest.raises(tt.BadInput, match=r"configuration: the training set has changed: .*/train.en; the dev"):
         tt.Trainer(tmp_path / "run", CONFIG, tt.Corpus(source, (["a"], ["b"])), RECIPE).fit()
 
 
@@ -74,7 +74,7 @@ def test_a_dev_text_may_move_but_not_change(corpus, tmp_path):
     run.begin(before)
     same = tt.Corpus(corpus.train, (list(corpus.dev[0]), tuple(corpus.dev[1])))
     assert run.exists(tt.Trainer(tmp_path, CONFIG, same, RECIPE).settings)
-    with pytest.raises(tt.BadInput, match="configuration: the dev text has changed; give another folder"):
+    with pytest.raises(tt.BadInput, match="configuration: the dev set has changed; give another folder"):
         tt.Trainer(tmp_path, CONFIG, others, RECIPE).fit()
     run.begin({name: value for name, value in before.items() if name != "dev"})
     assert run.exists(tt.Trainer(tmp_path, CONFIG, others, RECIPE).settings)
@@ -85,7 +85,7 @@ def test_damaged_ids_are_written_again_once(corpus, tmp_path, capsys):
     said = []
     for _ in range(4):
         prepared(tt.Trainer(tmp_path, CONFIG, corpus, RECIPE))
-        said.append("ids: expected the training text as ids, found damaged files" in capsys.readouterr().out)
+        said.append("ids: expected the training set as ids, found damaged files" in capsys.readouterr().out)
         if len(said) == 2:
             with open(tmp_path / "ids/source.npy", "r+b") as file:
                 file.truncate(500)
@@ -107,7 +107,7 @@ def test_a_dev_text_that_never_fits(corpus, text, tmp_path):
     for side in ("en", "de"):
         (tmp_path / f"long.{side}").write_text("two doors " * 400 + "\n")
     long = tt.TextCorpus((text / "train.en", text / "train.de"), (tmp_path / "long.en", tmp_path / "long.de"))
-    with pytest.raises(tt.BadInput, match="expected a dev text with sentences of at most 256 tokens, got none"):
+    with pytest.raises(tt.BadInput, match="expected dev sentences of at most 256 tokens, got none"):
         tt.Trainer(tmp_path / "run", CONFIG, long, RECIPE).fit()
     assert not (tmp_path / "run").exists()
 
@@ -116,7 +116,7 @@ def test_what_is_longer_than_learned_positions_is_left_out(corpus, tmp_path):
     """Of training and dev text; records have other lengths for good."""
     config = dataclasses.replace(CONFIG, positions="learned", max_length=23)
     check_lengths(prepared(tt.Trainer(tmp_path / "run", config, corpus, RECIPE)), corpus)
-    with pytest.raises(tt.BadInput, match="expected sentences of at most 3 tokens to train on, got none"):
+    with pytest.raises(tt.BadInput, match="expected training sentences of at most 3 tokens, got none"):
         tt.Trainer(tmp_path / "3", dataclasses.replace(config, max_length=3), corpus, RECIPE).fit()
     records = tt.Records.__new__(tt.Records)
     records.max_length = 29
@@ -150,7 +150,7 @@ def test_a_tokenizer_and_a_length_of_ones_own(corpus, text, tmp_path):
         tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, tokenizer=other)
     given["tokenizer"] = corpus.train_tokenizer(350, "bpe")
     with pytest.raises(
-        tt.BadInput, match="^tokenizer: expected that of the run, .*/tokenizer.model, got another; give"
+        tt.BadInput, match="^tokenizer: expected that of the run, .*/tokenizer.model, got another. Pass"
     ):
         tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, **given).fit()
 
@@ -169,6 +169,6 @@ def test_a_run_keeps_the_languages_of_its_start(corpus, tmp_path):
 def test_nothing_to_learn(tmp_path):
     tt.toy_corpus.write_corpus(tmp_path, train=300, dev=3, test=3)
     corpus = tt.TextCorpus(*((tmp_path / f"{split}.en", tmp_path / f"{split}.de") for split in ("train", "dev")))
-    with pytest.raises(tt.BadInput, match="expected sentences of at most 2 tokens to train on, got none"):
+    with pytest.raises(tt.BadInput, match="expected training sentences of at most 2 tokens, got none"):
         tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE, max_length=2).fit()  # the end symbol included
     assert not (tmp_path / "run").exists()

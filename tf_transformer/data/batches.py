@@ -2,7 +2,7 @@
 
 All sources become flat arrays of ids: a run stores those of its training set in a folder, and a shard of prepared
 records is such a folder. A batch has pairs of similar length and about as many tokens as every other batch. The pairs
-of batch N follow from a seed and N, so a training resumes anywhere without reading what came before.
+of batch N follow from a seed and N, so a training resumes anywhere without reading earlier batches.
 """
 
 import functools
@@ -30,7 +30,7 @@ ARRAYS = ("source", "source_starts", "target", "target_starts", "lines")
 
 
 class Side(NamedTuple):
-    """The sources, or the targets, of n pairs, without BOS and EOS."""
+    """Sources or targets of n pairs, without BOS and EOS."""
 
     ids: np.ndarray  # unsigned integers or int32 [tokens], text after text
     starts: np.ndarray  # int64 [n + 1], where each text begins, then the number of tokens
@@ -115,7 +115,7 @@ class Ids:
         with new_folder(folder) as written:
             for name, array in zip(ARRAYS, (*self.source, *self.target, self.lines), strict=True):
                 file, form = written / f"{name}.npy", np.lib.format
-                # The error of `np.save` does not say that a disk is full.
+                # `np.save` hides that a disk is full.
                 try:
                     with open(file, "wb") as stream:
                         form.write_array_header_1_0(stream, form.header_data_from_array_1_0(array))
@@ -218,7 +218,7 @@ class Order:
 
     Pairs of similar length share a bucket. An epoch has every pair once: full batches of each bucket, and the remaining
     pairs together, longest first, in a random order of batches. Without a `seed`, pairs keep their order within a
-    bucket, and batches of short pairs come first.
+    bucket, and batches are sorted from short to long pairs.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class Batches:
         self.max_length = max((len(block.lengths) - 1 for block in blocks), default=1)
         bounds = bucket_bounds(self.max_length)
         sizes = batch_sizes(bounds, batch_tokens)
-        self.counts, filled = [], set[int]()  # batches of each block; buckets that have batches
+        self.counts, filled = [], set[int]()  # batches of each block, and buckets with batches
         for block in blocks:
             batches = batches_of(np.diff(np.cumsum(block.lengths)[bounds], prepend=0).tolist(), sizes)
             self.counts.append(len(batches))
@@ -296,7 +296,7 @@ class Batches:
         return ids.batch(indices, shape if self.fixed_shapes else None)
 
     def since(self, first: int = 0) -> Iterator[Batch]:
-        """Returns batches without end, from number `first`. Raises `BadInput` if there are none."""
+        """Returns batches without end, from number `first`. Raises `BadInput` without batches."""
         if not len(self):
             raise BadInput(f"expected sentences of at most {self.max_length} tokens, got none")
         return (self[number] for number in itertools.count(first))

@@ -29,7 +29,7 @@ TOY_LANGUAGES = ("en", "de")
 
 @dataclass(frozen=True)
 class Batching:
-    """How pairs become batches.
+    """Settings that turn pairs into batches.
 
     Attributes:
         tokenizer: Tokenizer of source and target.
@@ -56,16 +56,17 @@ class Corpus:
         tt.Corpus(tt.sources.ParquetSource("corpus/*.parquet", ("en", "de")), dev=(sources, references))
 
     Attributes:
-        train: Source of the training set, which is kept in memory as ids; or prepared `Records`, for training sets
+        train: Source of the training set, which is kept in memory as ids, or prepared `Records` for training sets
             larger than memory.
         dev: Sources and references of the dev set.
         test: Sources and references of the test set. `None` means the dev set.
-        languages: Languages of source and target, for example ("en", "de"); `None` if unknown.
-        max_length: Maximum of tokens a side, EOS included; longer pairs are skipped. `None` means the source's.
+        languages: Languages of source and target, for example ("en", "de"). `None` if unknown.
+        max_length: Maximum number of tokens per side, EOS included. Longer pairs are skipped. `None` means the
+            source's.
 
     Raises:
-        BadInput: If `dev` or `test` is not two lists of as many texts, or has none; or if the records have another
-            maximum length.
+        BadInput: If `dev` or `test` is not two lists of equal length with texts, or the records have another maximum
+            length.
     """
 
     train: Source | Records
@@ -144,7 +145,7 @@ class Corpus:
         if isinstance(ids.lines, np.memmap) or self._stored(batching.folder, batching.tokenizer):
             return
         if batching.folder.exists():
-            say(f"{batching.folder}: expected the training text as ids, found damaged files; they are written again")
+            say(f"{batching.folder}: expected the training set as ids, found damaged files. They are written again.")
             shutil.rmtree(batching.folder)
         ids.save(batching.folder, {"of": self._key(batching.tokenizer)})
 
@@ -161,14 +162,14 @@ class Corpus:
 
 
 class ToySource(MemorySource):
-    """The training set of the toy corpus."""
+    """Training set of the toy corpus."""
 
     def describe(self) -> dict[str, Any]:
         return {"train": "grammar", "sha256": checksum(toy_corpus.FILE)}
 
 
 def ToyCorpus() -> Corpus:
-    """Returns the toy corpus: 25,000 pairs of short English and German sentences to train on; see `toy_corpus`."""
+    """Returns the toy corpus: 25,000 pairs of short English and German sentences to train on. See `toy_corpus`."""
     splits = toy_corpus.corpus()
     columns = (zip(*splits[split], strict=True) for split in ("train", "dev", "test"))
     train, dev, test = ((list(source), list(target)) for source, target in columns)
@@ -181,7 +182,7 @@ def TextCorpus(train: Files, dev: Files | Share, test: Files | None = None, skip
 
     Args:
         train: Two files, source and target.
-        dev: Two files; or the part of the training set to hold out as the dev set: a share, such as 0.02, or a number
+        dev: Two files, or the part of the training set to hold out as the dev set: a share, such as 0.02, or a number
             of pairs.
         test: Two files. `None` means the dev set.
         skip_bad_lines: Whether to skip pairs with an empty, over-long or invalid line, which are an error otherwise.
@@ -214,7 +215,7 @@ def TfdsCorpus(
         data_dir: Folder of the corpora. `None` means the default of TFDS.
 
     Raises:
-        BadInput: If there is no such language or split.
+        BadInput: If the corpus does not have the languages or splits.
     """
     train, dev, test = (TfdsSource(name, split, languages, data_dir) for split in ("train", "validation", "test"))
     return Corpus(train, dev.texts(), test.texts(), languages)
@@ -234,7 +235,7 @@ def two_files(name: str, files: Files) -> list[str]:
 
 
 def languages_of(train: Any) -> tuple[str, str] | None:
-    """Returns the languages of a training set by its name in config.json: the endings of two files; "grammar", ours."""
+    """Returns the languages of a training set by its name in config.json: the endings of two files, or "grammar"."""
     if train == "grammar":
         return TOY_LANGUAGES
     if not isinstance(train, list) or len(train) != 2:

@@ -15,11 +15,11 @@ from tf_transformer.utils.files import encoded
 from tf_transformer.utils.type_names import VocabularyKind
 from tf_transformer.utils.values import Count, Natural, between, check_fields, checked, shown
 
-MAX_LENGTH = 256  # tokens a side, EOS included
+MAX_LENGTH = 256  # tokens per side, EOS included
 Pairs = Annotated[int, between(0, 2**63 - 1)]  # a number of pairs
 PairsOfPart = Annotated[int, between(1, 2**63 - 1)]
 Text = str | bytes
-Pair = tuple[Text, Text]  # source and target; bytes are UTF-8 unless they are bad
+Pair = tuple[Text, Text]  # source and target, as UTF-8 if they are bytes and not bad
 Row = tuple[int, bytes, bytes]  # a pair's number, source and target
 Texts = tuple[list[str], list[str]]  # sources and their references
 # From sources and targets to the ids of each, without BOS and EOS.
@@ -34,7 +34,7 @@ class Part:
         number: Index of the shard.
         first: Index of its first pair in the corpus.
         count: Number of pairs. With a smaller number, the first ones.
-        where: What the source needs to find them.
+        where: Information with which the source finds them.
     """
 
     number: Natural
@@ -47,7 +47,7 @@ class Part:
 
 
 class Source(abc.ABC):
-    """Pairs of texts, always in the same order. Override `describe` and `pairs`; the rest follows.
+    """Pairs of texts, always in the same order. You only need to override `describe` and `pairs`.
 
         class Dictionary(tt.sources.Source):
             def describe(self):
@@ -62,10 +62,10 @@ class Source(abc.ABC):
 
     Attributes:
         kind: Task that it trains, "translation" or "parsing".
-        max_length: Maximum of tokens a side, EOS included. Longer pairs are skipped, unless the corpus has a length.
+        max_length: Maximum tokens per side, EOS included. Longer pairs are skipped, unless the corpus has a length.
         skip_bad_lines: Whether to skip pairs with a side that is empty, not UTF-8, or longer than 16,384 bytes.
             Otherwise such a pair is an error.
-        symbols: Strings in the texts that become one piece each of a new vocabulary, its `user_defined_symbols`.
+        symbols: Strings in the texts that become one token each of a new vocabulary, its `user_defined_symbols`.
     """
 
     kind: str = "translation"
@@ -91,7 +91,7 @@ class Source(abc.ABC):
 
     @checked
     def parts(self, pairs: PairsOfPart, folder: str | Path) -> list[Part]:
-        """Splits the corpus into shards of `pairs` pairs; the last one may have fewer.
+        """Splits the corpus into shards of `pairs` pairs. The last one may have fewer.
 
         A source may write files to `folder`, which all workers can read.
         """
@@ -173,7 +173,7 @@ def rows_of(pairs: Iterable[tuple[Text, Text]]) -> Iterator[Row]:
 
 
 def pairs_of_texts(pairs: Iterable[Any], first: int = 0) -> Iterator[Pair]:
-    """Yields pairs, from index `first`, or raises `BadInput` for what is not a pair, such as `None` or three texts."""
+    """Yields pairs, from index `first`, or raises `BadInput` for anything else, such as `None` or three texts."""
     for number, pair in enumerate(pairs, first + 1):
         is_list = isinstance(pair, Iterable) and not isinstance(pair, str | bytes | Mapping | Set)
         texts = tuple(pair) if is_list else ()
@@ -193,7 +193,7 @@ def texts_of(name: str, values: Iterable[Any]) -> list[str]:
     texts = list(values)
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise BadInput(f"{name}: expected texts, got {type(text).__name__} at place {index}")
+            raise BadInput(f"{name}: expected texts, got {type(text).__name__} at index {index}")
     return list(map(str, texts))  # converts NumPy's strings
 
 
@@ -202,7 +202,7 @@ def decoded(text: Text) -> str:
 
 
 def even_parts(count: int, pairs: int) -> list[Part]:
-    """Splits `count` pairs into shards of `pairs` pairs; the last one may have fewer."""
+    """Splits `count` pairs into shards of `pairs` pairs. The last one may have fewer."""
     if not count:
         raise BadInput("expected sentences, got an empty corpus")
     return [Part(index, first, min(pairs, count - first)) for index, first in enumerate(range(0, count, pairs))]

@@ -79,11 +79,11 @@ def _normal(text: bytes) -> str:
 
 @dataclass(frozen=True)
 class Preparation:
-    """The records of a corpus, in a folder that all workers can read and write. It pickles.
+    """Records of a corpus, in a folder that all workers can read and write. Instances can be pickled.
 
     A shard is a folder of arrays (`batches.Ids`): the ids of both sides, and the lines of the pairs. Its shard.json has
-    their checksums, and the number of pairs of each length and of skipped ones; records.json has those of all shards.
-    Shards are independent. Finished ones in the folder are kept; only their checksums are computed.
+    their checksums, and the number of pairs of each length and of skipped ones. records.json has those of all shards.
+    Shards are independent. Finished ones in the folder are kept, and only their checksums are computed.
 
     Attributes:
         source: Source of the pairs.
@@ -120,7 +120,7 @@ class Preparation:
             yield
             return
         new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
-        message = f"{self.folder}: expected a folder that nothing else prepares; it is in use"
+        message = f"{self.folder}: another process prepares records in this folder"
         with locked(self.folder / ".lock", message):
             token = HELD.set(held | {self.folder})
             try:
@@ -155,7 +155,7 @@ class Preparation:
             report: Called with the result of each finished shard.
 
         Returns:
-            What records.json stores about each shard.
+            The entries of records.json, one per shard.
 
         Raises:
             BadInput: If a line is bad, another process prepares records in the folder, or it holds those of something
@@ -182,14 +182,14 @@ class Preparation:
 
     @checked
     def begin(self, parts: list[Part], tokenizer: Tokenizer) -> None:
-        """Checks what is in the folder, and writes what the workers need.
+        """Checks the contents of the folder, and writes the files that the workers need.
 
         Raises:
-            BadInput: If the folder holds something else, or records of another corpus, tokenizer, length or filters; or
-                if the tokenizer lacks the languages of the texts, or tokens for the tags of the source.
+            BadInput: If the folder holds something else, or records of another corpus, tokenizer, length or filters, or
+                the tokenizer has no languages for the texts, or no tokens for the tags of the source.
         """
         if not parts:
-            raise BadInput("parts: expected those of the source, got none")
+            raise BadInput("parts: expected the shards of the source, got none")
         tokenizer.current_languages()
         self.source.encoder(tokenizer)
         manifest: dict[str, Any] = {"tokenizer": tokenizer.fingerprint, "max_length": self.max_length}
@@ -200,7 +200,7 @@ class Preparation:
                 stored = read_json(file)
                 for name, value in manifest.items():
                     if stored.get(name) != value:
-                        got = f"holds records of another {name}: {stored.get(name)}, not {value}; give another folder"
+                        got = f"holds records of another {name}: {stored.get(name)}, not {value}. Pass another folder."
                         raise BadInput(f"{self.folder}: {got}")
             else:
                 for unfinished in self.folder.glob("shard-*"):
@@ -252,7 +252,7 @@ class Preparation:
                 yield part.first + index + 1, source, target
 
     def finish(self, shards: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """Writes records.json with what `write` returned, in any order, and removes what only the workers needed."""
+        """Writes records.json with the entries from `write`, in any order, and removes the workers' files."""
         file = self.folder / "records.json"
         ordered = sorted(shards, key=lambda shard: (len(shard["shard"]), shard["shard"]))
         manifest = read_json(file) | {"complete": True, "shards": ordered}
@@ -273,7 +273,7 @@ def buckets(parts: list[Part]) -> int:
 
 
 def hashed(shard: int, pairs: Iterable[tuple[int, bytes, bytes]], buckets: int) -> list[tuple[int, bytes]]:
-    """Hashes a shard's pairs, each with its place, and returns a list of (bucket, packed hashes for `repeated`).
+    """Hashes a shard's pairs, each with its index, and returns a list of (bucket, packed hashes for `repeated`).
 
     Equal pairs of all shards meet in one bucket.
     """

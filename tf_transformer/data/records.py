@@ -46,7 +46,7 @@ class Records:
         with reading(file, "records of tf-transformer prepare"):
             manifest = check_kinds(manifest, MANIFEST)
             if not manifest["complete"]:
-                raise BadInput(f"{self.folder}: is not complete; start tf-transformer prepare again to go on")
+                raise BadInput(f"{self.folder}: records are not complete. Run tf-transformer prepare again.")
             manifest["shards"] = [check_shard(shard, manifest["max_length"]) for shard in manifest["shards"]]
             if not manifest["shards"]:
                 raise BadInput(f"{file}: expected shards, got none")
@@ -58,7 +58,9 @@ class Records:
         for shard in self.shards:
             path = self.folder / shard["shard"]
             if (size := sum(array.stat().st_size for array in path.glob("*.npy"))) != shard["bytes"]:
-                raise BadInput(f"{path}: expected {shard['bytes']:,} bytes, got {size:,}; prepare again to mend it")
+                raise BadInput(
+                    f"{path}: expected {shard['bytes']:,} bytes, got {size:,}. Run prepare again to repair it."
+                )
 
     @property
     def filtered(self) -> dict[str, int]:
@@ -69,7 +71,7 @@ class Records:
         return dict(counts)
 
     def describe(self) -> dict[str, Any]:
-        """Identifies the corpus, like `Source.describe`; records.json has the checksum of every shard."""
+        """Identifies the corpus, like `Source.describe`, by the checksums in records.json."""
         return {"train": str(self.folder), "sha256": checksum(self.folder / "records.json")}
 
     def train_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
@@ -79,7 +81,7 @@ class Records:
         return self.tokenizer
 
     def blocks(self) -> list[Block]:
-        """Returns blocks of `BLOCK_SHARDS` shards each, grouped at random; a block keeps their order."""
+        """Returns blocks of `BLOCK_SHARDS` random shards each. A block keeps their order."""
         indices = np.random.default_rng(0).permutation(len(self.shards)).tolist()
         blocks = []
         for start in range(0, len(indices), BLOCK_SHARDS):
@@ -98,7 +100,7 @@ class Records:
                     raise ValueError("its checksums are wrong")
                 self._verified.add(folder.name)
                 ids = Ids.load(folder, shard["skipped"])
-                # The checksums are in the same folder, so whoever made it could have made these, too.
+                # A manipulated folder may have matching checksums, so the values are checked as well.
                 if np.bincount(ids.lengths(), minlength=self.max_length + 1).tolist() != shard["lengths"]:
                     raise ValueError("pairs of other lengths than in records.json")
                 if max(int(side.ids.max(initial=0)) for side in (ids.source, ids.target)) >= self.tokenizer.vocab_size:
@@ -108,16 +110,16 @@ class Records:
 
 
 def check_shard(shard: Any, max_length: int) -> dict[str, Any]:
-    """Checks what records.json stores about a shard, and returns it."""
+    """Checks and returns a shard's entry of records.json."""
     if not isinstance(shard, dict) or not shard.keys() >= SHARD.keys():
-        raise BadInput(f"expected {', '.join(SHARD)} of every shard, got others")
+        raise BadInput(f"expected {', '.join(SHARD)} of every shard, got other fields")
     shard = check_kinds(shard, SHARD)
     if Path(shard["shard"]).name != shard["shard"]:
-        raise BadInput(f"expected the name of a folder beside it, got {shard['shard']!r}")
+        raise BadInput(f"expected the name of a folder next to it, got {shard['shard']!r}")
     counts = [*shard["lengths"], *shard["tokens"], *shard["filtered"].values()]
     wrong = len(shard["lengths"]) != max_length + 1 or len(shard["tokens"]) != 2
     if wrong or any(type(count) is not int or not 0 <= count < 2**48 for count in counts):
         raise BadInput(f"expected counts of pairs and tokens, those of lengths up to {max_length}, got others")
     if (pairs := sum(shard["lengths"])) > shard["bytes"]:
-        raise BadInput(f"{shard['shard']}: expected at most a pair a byte, {shard['bytes']:,}, got {pairs:,} pairs")
+        raise BadInput(f"{shard['shard']}: expected at most one pair per byte, {shard['bytes']:,}, got {pairs:,} pairs")
     return shard

@@ -203,14 +203,14 @@ class TfdsSource(Source):
             ranges = tfds.core.ReadInstruction.from_spec(self.split).to_absolute(builder.info.splits)
         except (ValueError, NotImplementedError) as error:
             expected = f"expected one of the splits {', '.join(sizes)}, or a range of one such as train[:10%]"
-            raise BadInput(f"{self.name}: {expected}; got {self.split!r}") from error
-        return [(one.splitname, range(sizes[one.splitname])[one.from_ : one.to]) for one in ranges]
+            raise BadInput(f"{self.name}: {expected}, got {self.split!r}") from error
+        return [(part.splitname, range(sizes[part.splitname])[part.from_ : part.to]) for part in ranges]
 
     def _builder(self) -> Any:
         builder = self._named()
         if missing := set(self.languages) - set(builder.info.features):
-            known = ", ".join(builder.info.features)
-            raise BadInput(f"{self.name}: expected languages among {known}; got {', '.join(sorted(missing))}")
+            languages = ", ".join(builder.info.features)
+            raise BadInput(f"{self.name}: expected languages among {languages}, got {', '.join(sorted(missing))}")
         builder.download_and_prepare()
         self._ranges(builder)
         return builder
@@ -218,7 +218,7 @@ class TfdsSource(Source):
     def _named(self) -> Any:
         try:
             return tfds.builder(self.name, data_dir=self.data_dir)
-        except ValueError as error:  # its text goes on with a list of all corpora
+        except ValueError as error:  # its message ends with a list of all corpora
             reason = re.split(r"\n| Here are ", str(error))[0]
             raise BadInput(f"{self.name}: expected a corpus of TensorFlow Datasets, got none: {reason}") from error
 
@@ -311,8 +311,8 @@ class TaggedSource(Source):
         german, french = tt.sources.TextSource("train.en", "train.de"), tt.sources.TextSource("train.en", "train.fr")
         both = tt.sources.TaggedSource({"<2de>": german, "<2fr>": french})  # "<2de> A dog runs."
 
-    Every tag is one piece of a vocabulary that is learned from it. Another tokenizer must have the tags as tokens. Each
-    source keeps its own handling of bad lines.
+    Every tag is one token of a vocabulary that is trained on it. Another tokenizer must have the tags as tokens.
+    Sources may handle bad lines differently.
 
     Attributes:
         sources: Sources by their tags, which are `user_defined_symbols` of a vocabulary. "" means no tag. A list of
@@ -375,7 +375,7 @@ class TaggedSource(Source):
         return ((index, _tagged(tag, text), target) for index, text, target in source.good_pairs(shard))
 
     def _of(self, part: Part) -> tuple[str, Source, Part]:
-        """Returns the tag and the source of a shard, and the source's own shard, shortened like `part`."""
+        """Returns the tag and the source of a shard, and the source's shard, shortened like `part`."""
         index, shard = part.where
         return *self._by_tag()[index], dataclasses.replace(shard, count=part.count)
 
@@ -386,7 +386,7 @@ def JoinedSource(sources: Sequence[Source]) -> TaggedSource:
 
         both = tt.sources.JoinedSource([tt.sources.TextSource("old.en", "old.de"), new])
 
-    A source that occurs twice counts twice. Each source keeps its own handling of bad lines.
+    A source that occurs twice counts twice. Sources may handle bad lines differently.
     """
     return TaggedSource([("", source) for source in sources])
 
@@ -404,7 +404,7 @@ class HeldOut(Source):
 
     Attributes:
         source: All pairs.
-        share: Below 0.5, share of the dev set; from 1, its number of pairs, or some more with equal source texts.
+        share: Share of the dev set, below 0.5, or its number of pairs. Equal source texts may add some pairs.
 
     Raises:
         BadInput: If `share` is something else, or the dev set would have no pairs, or at least half of them.

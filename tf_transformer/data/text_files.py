@@ -38,7 +38,7 @@ def check_text_pairs(
 
     Raises:
         FileNotFoundError: If a file is missing.
-        BadInput: If line counts differ, there are no lines, or a line is bad: empty, not UTF-8, or over 16,384 bytes.
+        BadInput: If line counts differ or are 0, or a line is bad: empty, not UTF-8, or over 16,384 bytes.
     """
     total = 0
     for pair in file_pairs(source, target):
@@ -126,7 +126,7 @@ def line_ranges(paths: Iterable[str | os.PathLike[str]], lines: int, digest: Any
 
 
 def _ranges_of(path: str, lines: int, digest: Any) -> Iterator[LineRange]:
-    # The open range begins at `offset` and has `count` lines so far; `end` bytes are read.
+    # The open range begins at `offset` and has `count` lines so far. `end` bytes are read.
     offset, first, count, end, last = 0, 0, 0, 0, b"\n"
     with open(path, "rb") as file:
         # Counting newlines in large blocks is several times faster than reading lines.
