@@ -1,8 +1,8 @@
-"""Train on a few real pairs, alone and beside synthetic ones of further target text (docs/guides/back-translation.md).
+"""Train on a few real pairs, with and without synthetic ones from more target text (docs/guides/back-translation.md).
 
-The first pairs of --train are the real ones; of those that follow, the target texts alone are used. A reverse model
-learns the real pairs from target to source, and samples a source for each further target. Two models then take the same
-steps: DIR/real learns the real pairs, DIR/both these and the synthetic ones, which have a tag.
+The first pairs of --train are the real ones. From the pairs after them, only the target texts are used. A reverse model
+learns the real pairs from target to source, and samples a source for each additional target. Two models then train for
+the same steps: DIR/real on the real pairs, DIR/both on these and the synthetic ones, which have a tag.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ def main(argv: list[str] | None = None) -> None:
     parser = options("back_translation", __doc__, package="examples")
     add = parser.add_argument
     files: Any = {"nargs": 2, "metavar": ("SOURCE", "TARGET"), "required": True}
-    add("--train", **files, help="parallel text, a sentence a line, plain or .gz")
-    add("--dev", **files, help="parallel text to watch the trainings with")
-    add("--run", type=as_path, required=True, metavar="DIR", help="of the runs reverse, real and both, which go on")
+    add("--train", **files, help="parallel text, one sentence per line, plain or .gz")
+    add("--dev", **files, help="dev set, to validate on")
+    add("--run", type=as_path, required=True, metavar="DIR", help="directory of the runs reverse, real and both")
     add("--real", type=positive, default=5_000, metavar="N", help="real pairs (5000)")
     add("--synthetic", type=positive, default=10_000, metavar="N", help="synthetic pairs (10000)")
-    add("--k", type=positive, default=10, metavar="N", help="symbols to sample from, the likeliest (10)")
-    add("--steps", type=positive, default=2_000, metavar="N", help="of each of the three models (2000)")
+    add("--k", type=positive, default=10, metavar="N", help="most likely tokens to sample from (10)")
+    add("--steps", type=positive, default=2_000, metavar="N", help="steps of each of the three models (2000)")
     args = parser.parse_args(argv)
     print("loading Keras ...", flush=True)
     load_backend()

@@ -43,7 +43,7 @@ def run() -> None:
     parser.add_argument("--version", action="version", version=__version__)
     name = parser.parse_args(sys.argv[1:2]).program
     sys.argv = [f"{command} {name}", *sys.argv[2:]]
-    if name in PROGRAMS and name != "check":  # from this clone, or as installed
+    if name in PROGRAMS and name != "check":
         importlib.import_module(f"{__package__}.{name}").main()
     else:
         registry.find("commands", name)()

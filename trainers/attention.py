@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> None:
     target = "translation or tree to use instead of the model's, once for each sentence"
     add("--target", action="append", metavar="TEXT", help=target)
     add("--html", type=as_path, metavar="FILE", help=f"file for the page ({PAGE} without --png)")
-    add("--png", type=as_path, metavar="FILE", help="file for a figure; several sentences make FILE-1, FILE-2, ...")
+    add("--png", type=as_path, metavar="FILE", help="file for a figure (FILE-1, FILE-2, ... for several sentences)")
     kinds = ["encoder", "decoder", "cross"]
     add("--kind", default="cross", choices=kinds, help="kind of attention in the figure (cross)")
     add("--layer", type=positive, metavar="N", help="layer in the figure (the last one)")

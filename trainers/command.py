@@ -91,7 +91,7 @@ def add_fields(
 
 def add_training_options(add: Callable[..., Any]) -> None:
     """Adds the options of every training program: a `Recipe`'s fields under their names, and some more."""
-    folder = "run directory; a stopped run resumes (one in runs/, which is printed)"
+    folder = "run directory, where a stopped run resumes (one in runs/, which is printed)"
     add("--run", type=as_path, metavar="DIR", help=folder)
     names = [field.name for field in dataclasses.fields(Recipe) if field.name not in ("dev_sentences", "tokenizer")]
     add_fields(add, Recipe, names, RECIPES.values())

@@ -23,7 +23,7 @@ def training_cost(hours: Amount, devices: Count, tflops: Amount) -> float:
 
 def parameters(config: TransformerConfig) -> int:
     """Returns the number of parameters of a `Transformer`."""
-    biases, norm = config.d_ff + config.d_model, 2 * config.d_model  # of the feed-forward network; gain and bias
+    biases, norm = config.d_ff + config.d_model, 2 * config.d_model  # feed-forward biases, gain and bias of a norm
     encoder, decoder = biases + 2 * norm, biases + 3 * norm
     final_norms = 2 * norm * config.norm_first
     return config.matrix_weights + config.num_layers * encoder + config.decoder_layers * decoder + final_norms
@@ -58,7 +58,7 @@ def forward_flops(config: TransformerConfig, source: Natural, target: Natural) -
 def training_flops(
     config: TransformerConfig, pairs: Amount, source: Natural = LENGTH, target: Natural = LENGTH
 ) -> float:
-    """Returns floating point operations of training on `pairs`; a backward pass takes twice those of a forward pass."""
+    """Returns floating point operations of training on `pairs`. A backward pass takes twice those of a forward pass."""
     return 3.0 * pairs * forward_flops(config, source, target)
 
 
@@ -74,7 +74,7 @@ def activations(config: TransformerConfig, source: Natural, target: Natural) -> 
 
 @dataclass(frozen=True)
 class Training:
-    """The settings of a training that its cost depends on.
+    """Settings that determine the cost of a training.
 
     Attributes:
         steps: Number of updates.
@@ -99,8 +99,8 @@ def plan(config: TransformerConfig, training: Training, devices: str | None) -> 
     Args:
         config: Configuration of the model.
         training: Settings of the training.
-        devices: Their number and the TFLOP/s of one, as in "8x9.5"; "312" is one device. `None` means one device, and
-            no estimate of the time.
+        devices: Number of devices and TFLOP/s of one, such as "8x9.5" or, for one device, "312". `None` means one
+            device, and no estimate of the time.
 
     Raises:
         BadInput: If `devices` is something else.
@@ -110,7 +110,7 @@ def plan(config: TransformerConfig, training: Training, devices: str | None) -> 
         match = re.fullmatch(r"(?:(\d+)x)?(\d+(?:\.\d+)?)", devices.replace(" ", ""))
         count, tflops = (int(match[1] or 1), float(match[2])) if match else (0, 0.0)
         if not count * tflops:
-            raise BadInput(f"devices: expected their number and the TFLOP/s of one, as in 8x9.5; got {devices!r}")
+            raise BadInput(f"devices: expected their number and the TFLOP/s of one, such as 8x9.5, got {devices!r}")
     steps, batch_tokens = training.steps, training.batch_tokens
     flops = training_flops(config, steps * batch_tokens / LENGTH)
     numbers = activations(config, LENGTH, LENGTH) * (batch_tokens / LENGTH) / count / training.num_microbatches

@@ -13,7 +13,7 @@ from .command import add_call_options, answered, as_path, chosen, engine, of_cal
 def main(argv: list[str] | None = None) -> None:
     parser = options("evaluate", __doc__)
     add = parser.add_argument
-    files = "reference translations, one sentence per line; several files hold several references for each"
+    files = "reference translations, one sentence per line. Several files hold several references of each sentence"
     add("--reference", required=True, nargs="+", metavar="FILE", help=files)
     add("--translations", nargs="+", default=[], metavar="FILE", help="translations to score, line by line")
     models = "models that translate --source: exports, runs or checkpoints"

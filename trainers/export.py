@@ -2,8 +2,7 @@
 as the next version.
 
 Several runs become an ensemble, the mean of their probabilities. A parser's run becomes a parser. --pretrained exports
-a pretrained checkpoint. An export that fails a check is not published, so a server that watches the directory never
-sees it.
+a pretrained checkpoint. An export that fails a check is not published, so no server loads it.
 """
 
 import argparse
@@ -38,7 +37,7 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Format, dict[
     also = "; ".join(f"{name}: also {', '.join(dtypes)}" for name, dtypes in special.items() if dtypes)
     dtypes = f"dtype of the weights: {', '.join(sorted(common))}; {also}; float16 is for GPUs (float32)"
     add("--dtype", default="float32", metavar="DTYPE", help=dtypes)
-    add("--no-check", action="store_true", help="publish without the check, which takes most of the time; for trials")
+    add("--no-check", action="store_true", help="publish without the check, which takes most of the time (for trials)")
     add_search_options(add, more=("max_length", "n_best"))
     add("--max-beam-size", type=positive, metavar="K", help="maximum beam size of requests (16)")
     completions = "add the signature complete, for outputs that start with a given prefix"
@@ -87,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
     settings: dict[str, Any] = run.settings() if run else {"kind": "translation", "corpus": {}}
     parses = settings["kind"] == "parsing"
     if parses and (fixed or args.languages or format.problem(args.dtype, {"parser": True}) or len(args.run) > 1):
-        raise tt.BadInput(f"{args.run[0]}: expected options of a parser, since the run is one; got a translator's")
+        raise tt.BadInput(f"{args.run[0]}: expected options of a parser, since the run is one, got a translator's")
     dev = read_dev(settings, args.dev) if "scores" in format.takes else None
 
     float32 = load(args, settings)

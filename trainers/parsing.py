@@ -45,7 +45,8 @@ def main(argv: list[str] | None = None) -> None:
     from . import costs
     from .publishing import DEV, TEST, averaged, is_complete, plan_of, publish, record, search_of, show_plan
 
-    strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
+    # TensorFlow's devices can only be set before it computes anything.
+    strategy = tt.distribution.strategy(args.devices)
     config, recipe = plan_of(vars(args), "parsing")
     search = search_of(vars(args))
     if args.dry_run is not None:
@@ -75,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
     repaired = evalb.total(trees, map(treebank.to_tree, unconstrained, map(treebank.words_of, trees)))
     print(f"test: {result}\ntraining trees: {train_result}")
     share = f"{ill_formed:,} of {len(trees):,} outputs"
-    print(f"without the grammar, {share} are not trees; repaired: F1 {repaired.f1:.2f}")
+    print(f"without the grammar, {share} are not trees. Repaired, they have F1 {repaired.f1:.2f}")
     metrics = {
         "test_f1": round(result.f1, 2),
         "test_f1_text": TEST if test else DEV,
@@ -91,7 +92,7 @@ def main(argv: list[str] | None = None) -> None:
     done = f"done in {(time.perf_counter() - began) / 60:.1f} minutes"
     if not on_tensorflow:
         record(trainer.run, metrics, costs.parameters(config))
-        print(f"""{done}. An export takes the TensorFlow backend; there:
+        print(f"""{done}. An export takes the TensorFlow backend. There, run:
   tf-transformer export --run {folder} --name {root.name}""")
         return
     export = learned.export(f1=metrics["test_f1"], f1_text=metrics["test_f1_text"])

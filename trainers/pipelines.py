@@ -27,7 +27,7 @@ STOPPED = 128 + signal.SIGTERM  # exit status of a process that this program sto
 def add_pipeline_options(add: Callable[..., Any]) -> None:
     """Adds the options of workers and runners. `add` is the parser's add_argument."""
     add("--workers", type=positive, metavar="N", help="processes on this machine (1)")
-    add("--runner", metavar="NAME", help="runner of Apache Beam, such as FlinkRunner; its options follow -- (none)")
+    add("--runner", metavar="NAME", help="runner of Apache Beam, such as FlinkRunner, with options after -- (none)")
 
 
 def split_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -47,7 +47,7 @@ def check_options(workers: int | None, runner: str | None, beams: Sequence[str])
 
 def load_beam() -> None:
     """Imports apache_beam, or raises `BadInput` if it is not installed."""
-    with quiet_stderr():  # it warns about parts that are not installed
+    with quiet_stderr():  # Beam warns about parts that are not installed
         check_installed()
 
 
@@ -117,7 +117,7 @@ def processes(workers: int, log: Path, progress: Callable[[], str]) -> Iterator[
     try:
         yield each
     except BrokenProcessPool:
-        # The pool has stopped the other workers, whose status says nothing.
+        # The pool has stopped the other workers, so their status is meaningless.
         pool.shutdown()
         statuses = sorted((child.exitcode or 0 for child in children.values()), key=lambda status: status == STOPPED)
         status = next(filter(None, statuses), 1)

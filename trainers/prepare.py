@@ -38,7 +38,7 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     if [args.train, args.tfds, args.parquet].count(None) != 2:
         parser.error("expected one of --train SOURCE TARGET, --tfds NAME and --parquet GLOB")
     if args.start and args.tokenizer_file:
-        parser.error("--from: cannot be combined with --tokenizer, since the model has its own")
+        parser.error("--from: cannot be combined with --tokenizer, since the model has one")
     option = "--from" if args.start else "--tokenizer"
     if (args.start or args.tokenizer_file) and (args.vocab_size or args.tokenizer):
         parser.error(f"{option}: cannot be combined with --vocab-size or --vocab-kind")
@@ -52,7 +52,7 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 def main(argv: list[str] | None = None) -> None:
     args, beams = arguments(argv)
-    load_backend()  # of the tokenizers of pretrained models
+    load_backend()  # tokenizers of pretrained models need it
     import tf_transformer as tt
     from tf_transformer.models.families import load_tokenizer
 
@@ -85,7 +85,7 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str], tokenizer: An
             raise tt.BadInput(f"--vocab-size: expected {tokenizer.vocab_size}, that of {folder}; got {args.vocab_size}")
     if not tokenizer:
         size = args.vocab_size or 37_000
-        print(f"{count:,} pairs; learning a vocabulary of {size:,}", flush=True)
+        print(f"{count:,} pairs, training a tokenizer of {size:,} tokens", flush=True)
         texts = work.source.sample(parts, args.sample // 2)
         tokenizer = tt.Tokenizer.train_from_iterator(
             texts, size, args.tokenizer or "bpe", args.sample, user_defined_symbols=work.source.symbols
@@ -111,7 +111,7 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str], tokenizer: An
     print(f"{args.to}: {summary.pairs:,} pairs, {summary.source_tokens:,} + {summary.target_tokens:,} tokens, ", end="")
     print(f"{summary.skipped:,} too long or bad; {time.monotonic() - began:,.0f} s")
     if records.filtered:
-        print("left out: " + ", ".join(f"{number:,} {name}" for name, number in records.filtered.items()))
+        print("dropped: " + ", ".join(f"{number:,} {name}" for name, number in records.filtered.items()))
     start = f"--from {args.start} " if args.start else ""
     print(f"now: tf-transformer translation {start}--prepared {args.to} --dev ...")
 

@@ -66,7 +66,7 @@ def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
     sizes = (f"{name}={value}" for name, value in config.to_dict().items() if value is not None)
     print(f"model: {', '.join(sizes)}")
     every, last = recipe.interval(steps), recipe.averaged
-    print(f"checkpoints: one every {every:,} steps; the last {last} are kept, and averaged")
+    print(f"checkpoints: one every {every:,} steps. The last {last} are averaged.")
     print(costs.plan(config, training, None if devices == HERE else devices), flush=True)
     if devices != HERE:
         return
@@ -80,16 +80,16 @@ def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
     model.fit((ids, ids), ids, batch_size=rows, verbose=0, shuffle=False)
     rate = float(ids.size / (time.monotonic() - began))
     device = keras.distribution.list_devices()[0] if keras.backend.backend() == "jax" else "this machine"
-    print(f"{device}: {rate:,.0f} target tokens a second; {duration(steps * recipe.batch_tokens / rate)} of steps")
+    print(f"{device}: {rate:,.0f} target tokens/s, {duration(steps * recipe.batch_tokens / rate)} for all steps")
 
 
 def is_complete(trainer: Trainer) -> bool:
-    """Returns whether the run was complete and scored before the last `fit`; if so, prints its scores."""
+    """Returns whether the run was complete and scored before the last `fit`. If so, prints its scores."""
     metrics = trainer.run.path / "metrics.json"
     if trainer.began < trainer.steps or not metrics.exists():
         return False
     print(f"this run is complete; {metrics}:\n{json.dumps(read_json(metrics), indent=2)}")
-    print(f"Give more --steps to train on, or another --run to start anew (this one did {trainer.began:,}).")
+    print(f"Pass more --steps to train on, or another --run to start again (this one is at step {trainer.began:,}).")
     return True
 
 
@@ -136,13 +136,13 @@ def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examp
     export.describe(step=read_json(run.checkpoints()[-1] / "state.json")["step"])
     saved = versions.publish(lambda path: savedmodel.save_export(export, path, checked=True), root)
     record(run, metrics, export.metadata["parameters"])
-    print(f"saved {saved}; a fresh process loads it and answers:", flush=True)
+    print(f"saved {saved}. A fresh process loads it and translates:", flush=True)
     command = [sys.executable, "-m", f"{__package__}.translate", str(saved)]
     process = subprocess.run(
         command, input=b"".join(encoded(one_line(text)) + b"\n" for text in examples), capture_output=True
     )
     if process.returncode:
-        sys.exit(f"the SavedModel did not answer:\n{process.stderr.decode('utf-8', 'replace')}")
+        sys.exit(f"the SavedModel failed:\n{process.stderr.decode('utf-8', 'replace')}")
     for source, line in zip(examples, lines_in(io.BytesIO(process.stdout)), strict=True):
         print(f"  {source}\n    -> {line.decode()}")
     return saved
@@ -156,8 +156,8 @@ def say_dtypes(path: Path, size: int, parameters: int) -> None:
     share = f"{100 * share_in_8_bits(path):.0f} % of the weights have 8 bits"
     print(f"{share}; in float32 the weights take {2 * half:,} bytes, in bfloat16 {half:,}", flush=True)
     if size > half:
-        why = "int8 is larger than bfloat16 here, since small matrices stay in float32"
-        warnings.warn(f"{why}; take --dtype bfloat16", stacklevel=2)
+        reason = "int8 is larger than bfloat16 here, since small matrices stay in float32"
+        warnings.warn(f"{reason}; take --dtype bfloat16", stacklevel=2)
 
 
 def record(run: Run, metrics: dict[str, Any], parameters: Any) -> None:

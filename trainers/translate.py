@@ -33,10 +33,10 @@ MANY_FILES = ("workers", "runner", "lines", "batch_bytes", "gzip")  # options th
 def main(argv: list[str] | None = None) -> None:
     parser = options("translate", __doc__)
     add = parser.add_argument
-    model = "directory, such as savedmodels/demo/1 or, for the newest version, savedmodels/demo; or a name on the Hub"
+    model = "directory, such as savedmodels/demo/1 or, for the newest version, savedmodels/demo, or a name on the Hub"
     add("model", help=model)
     add("source", nargs="?", default="-", help="text file, plain or .gz; - is standard input (-)")
-    output = "output file (standard output); with --input, a PREFIX for PREFIX-00000-of-00007.txt"
+    output = "output file (standard output), or with --input a PREFIX for PREFIX-00000-of-00007.txt"
     add("--output", metavar="FILE", help=output)
     add("--scores", action="store_true", help="print a score and a tab before each translation")
     add("--json", action="store_true", help="print JSON lines with text, score and flags")
@@ -124,7 +124,7 @@ def write_lines(output: str, lines: Iterable[str]) -> None:
 
     write_text(output, lines, rescue)
     if partial.is_file():
-        partial.unlink()  # of an earlier attempt
+        partial.unlink()  # an earlier attempt left it
 
 
 def translate_files(args: argparse.Namespace, beams: list[str], ending: str) -> None:

@@ -1,4 +1,4 @@
-"""Train a Transformer to translate, score it, and export it; by default on the package's toy corpus, in minutes."""
+"""Train a Transformer to translate, score it, and export it. The default is the toy corpus, which takes minutes."""
 
 import argparse
 import time
@@ -78,7 +78,8 @@ def main(argv: list[str] | None = None) -> None:
 
     from .publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 
-    strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
+    # TensorFlow's devices can only be set before it computes anything.
+    strategy = tt.distribution.strategy(args.devices)
     start = tt.Translator.from_pretrained(args.start) if args.start else None
     if start and start.tokenizer.control_tokens:
         raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
@@ -108,7 +109,7 @@ def main(argv: list[str] | None = None) -> None:
     saved = score_and_publish(trainer, translator, root if on_tensorflow else None)
     done = f"done in {(time.perf_counter() - began) / 60:.1f} minutes"
     if not saved:
-        print(f"""{done}. An export takes the TensorFlow backend; there:
+        print(f"""{done}. An export takes the TensorFlow backend. There, run:
   tf-transformer export --run {folder} --name {root.name}""")
         return
     print(f"""{done}. Next:

@@ -1,4 +1,4 @@
-"""A training text that changes: first both directions, then one, with translations and word dropout."""
+"""A training set that changes: first both directions, then one, with translations and word dropout."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,17 +17,17 @@ from tf_transformer.utils.files import lines_of
 
 @dataclasses.dataclass(frozen=True)
 class Methods:
-    """Methods of a run beyond the paper. The defaults gave the published scores.
+    """Methods of a run beyond the paper. The defaults reproduce the published scores.
 
     Attributes:
-        dropout_steps: first steps, in which P_drop grows from 0 by thirds (Morerio et al. 2017).
-        bidirectional_steps: first steps, which learn from every pair in both directions (Ding et al. 2021).
-        word_dropout: share of the words that are hidden after the bidirectional steps (Bowman et al. 2016; in source
-            and target, Sennrich and Zhang 2019).
+        dropout_steps: First steps, in which P_drop grows from 0 by thirds (Morerio et al. 2017).
+        bidirectional_steps: First steps, which train on every pair in both directions (Ding et al. 2021).
+        word_dropout: Share of the words that are hidden after the bidirectional steps, in the source (Bowman et al.
+            2016) and the target (Sennrich and Zhang 2019).
         student_dropout: P_drop after the bidirectional steps, for a run with teachers.
 
     Raises:
-        BadInput: a value is out of range.
+        BadInput: If a value is out of range.
     """
 
     dropout_steps: int = 4_500
@@ -48,8 +48,8 @@ class StagedCorpus(Corpus):
     """A text in both directions for the first steps, then in one direction, with the teachers' translations of it.
 
     Attributes:
-        methods: how the text changes.
-        teachers: folders of runs; the corpus includes their translations of the text.
+        methods: Methods, which determine how the text changes.
+        teachers: Folders of runs, whose translations of the text are in the corpus.
     """
 
     methods: Methods = dataclasses.field(default_factory=Methods)
@@ -57,7 +57,7 @@ class StagedCorpus(Corpus):
 
     @classmethod
     def of(cls, text: Corpus, methods: Methods, teachers: Sequence[str | Path] = ()) -> "StagedCorpus":
-        """A corpus's text with these methods."""
+        """Returns a corpus with these methods."""
         fields = {field.name: getattr(text, field.name) for field in dataclasses.fields(Corpus)}
         return cls(**fields, methods=methods, teachers=tuple(map(Path, teachers)))
 
@@ -77,7 +77,7 @@ class StagedCorpus(Corpus):
         return StagedBatches(both_ways, one_way, self.methods)
 
     def keep_ids(self, batching: Batching, batches: Batches) -> None:
-        """They change with the teachers; making them takes seconds."""
+        """Stores nothing: the ids change with the teachers, and tokenizing takes only seconds."""
 
 
 class StagedBatches(Batches):
@@ -103,12 +103,12 @@ class StagedBatches(Batches):
 
 
 def translations_of(folder: Path) -> tuple[Path, Path]:
-    """The files of a run's translations, of every source and of every target, a sentence a line."""
+    """Returns the files of a run's translations of all sources and all targets, one sentence per line."""
     return folder / "forward.txt", folder / "backward.txt"
 
 
 def both_directions(rows: Iterable[Row]) -> Iterator[Row]:
-    """Each pair, then the same pair with its sides exchanged; both have its number."""
+    """Yields each pair, then the same pair with its sides exchanged. Both have its number."""
     for number, source, target in rows:
         yield number, source, target
         yield number, target, source

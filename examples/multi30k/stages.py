@@ -1,4 +1,4 @@
-"""A run in stages; each stage has its own text, dropout and learning rate."""
+"""Training in stages with different texts, dropout and learning rates."""
 
 import dataclasses
 from typing import Any
@@ -10,11 +10,11 @@ from tf_transformer.training.trainer import Trainer
 
 @dataclasses.dataclass
 class StagedTrainer(Trainer):
-    """Trains a run with dropout that grows from 0; each stage is a trainer of its own.
+    """Trains a run with dropout that grows from 0, with a separate trainer for each stage.
 
     Attributes:
-        corpus: the texts, and the methods.
-        whole: in a stage, the trainer of the whole run, whose settings config.json has.
+        corpus: Texts and methods.
+        whole: Trainer of the whole run, set in each stage. config.json has its settings.
     """
 
     corpus: StagedCorpus
@@ -26,18 +26,18 @@ class StagedTrainer(Trainer):
 
     @property
     def step(self) -> int:
-        """The step of the newest checkpoint; 0 if there is none."""
+        """Step of the newest checkpoint, or 0 without a checkpoint."""
         newest = self.run.newest()
         return newest[1]["step"] if newest else 0
 
     def learn_both_directions(self) -> "StagedTrainer":
-        """Train or resume for the bidirectional steps alone, without cooldown, and return the last stage."""
+        """Trains or resumes only the bidirectional steps, without cooldown, and returns the last stage."""
         corpus = dataclasses.replace(self.corpus, teachers=())
         recipe = dataclasses.replace(self.recipe, steps=corpus.methods.bidirectional_steps, cooldown_steps=0)
         return dataclasses.replace(self, corpus=corpus, recipe=recipe, whole=self)._learn(self.config.dropout)
 
     def learn(self) -> "StagedTrainer":
-        """Train or resume to the end, with the teachers' translations if there are any, and return the last stage."""
+        """Trains or resumes to the end, with the teachers' translations if any, and returns the last stage."""
         return self._learn(self.corpus.methods.student_dropout if self.corpus.teachers else self.config.dropout)
 
     def _learn(self, dropout: float) -> "StagedTrainer":
@@ -53,13 +53,13 @@ class StagedTrainer(Trainer):
 
 
 def dropout_stages(rate: float, over: int, interval: int, steps: int) -> dict[int, float]:
-    """The stages of dropout: it grows from 0 by a third of its rate after each third of `over` steps.
+    """Returns the stages of dropout, which grows from 0 by a third of its rate after each third of `over` steps.
 
     Args:
         rate: P_drop at the end.
-        over: steps in which it grows; a third ends at the next checkpoint.
-        interval: steps from one checkpoint to the next.
-        steps: all steps of the training.
+        over: Steps in which it grows. Each third ends at the next checkpoint.
+        interval: Steps from one checkpoint to the next.
+        steps: Steps of the whole training.
 
     Returns:
         P_drop of each stage, by the stage's last step.

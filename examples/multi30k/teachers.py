@@ -1,4 +1,4 @@
-"""Data diversification (Nguyen et al. 2020): a model also learns from translations of its text by other models, its
+"""Data diversification (Nguyen et al. 2020): a model also trains on translations of its text by other models, its
 teachers."""
 
 import dataclasses
@@ -23,24 +23,24 @@ from trainers.publishing import averaged
 def learn_from_teachers(
     model: StagedTrainer, folders: Sequence[Path], ensemble: bool, search: dict[str, Any]
 ) -> StagedTrainer:
-    """Train the teachers of a run, let them translate every source and every target of its text, and train the run.
+    """Trains the teachers of a run, lets them translate every source and every target of its text, and trains the run.
 
     A teacher is a run with another seed, trained for the bidirectional steps. Finished work is not repeated. In an
-    ensemble, all runs translate at that step, the model included, and all go on. Each folder teaches the one before it;
-    the first teaches the model, and the model teaches the last.
+    ensemble, all runs translate at that step, the model included, and all continue. Each folder teaches the previous
+    one. The first teaches the model, and the model teaches the last.
 
     Args:
-        model: the run, of a `StagedCorpus` without teachers.
-        folders: of the teachers' runs.
-        ensemble: whether the teachers go on.
-        search: options of `Translator` for the translations.
+        model: Trainer of the run, with a `StagedCorpus` without teachers.
+        folders: Folders of the teachers' runs.
+        ensemble: Whether the teachers continue.
+        search: Options of `Translator` for the translations.
 
     Returns:
-        the last stage of the model's run.
+        The last stage of the model's run.
 
     Raises:
-        BadInput: there are too few steps; a folder is given twice; or a folder holds another run, translations of
-            another text, or a run that went on without translations.
+        BadInput: If there are too few steps, a folder occurs twice, or a folder holds another run, translations of
+            another text, or a run that continued without translations.
     """
     steps, both = model.recipe.steps or PAPER_STEPS, model.corpus.methods.bidirectional_steps
     if not 0 < both < steps:
@@ -57,7 +57,7 @@ def learn_from_teachers(
     model, *others = runs
     assert isinstance(model.corpus.train, Source)
     sides = lists_of((source, target) for _, source, target in model.corpus.train.rows())
-    pending = []  # pending: runs that have yet to translate
+    pending = []  # trainers that have not translated yet
     for trainer in [*others, model]:  # all are checked before the first is trained
         exists = trainer.run.exists(trainer.settings)
         if (trainer is not model or ensemble) and not (exists and _has_translated(trainer, len(sides[0]))):
@@ -82,7 +82,7 @@ def _taught(trainer: StagedTrainer, by: Sequence[Path]) -> StagedTrainer:
 
 
 def _teacher(model: StagedTrainer, folder: Path, number: int, ensemble: bool) -> StagedTrainer:
-    """A run like the model's, with another seed. If it is not trained further here, its later steps may differ, too."""
+    """Returns a trainer like the model's, with another seed. An existing teacher may also differ in its later steps."""
     recipe: dict[str, Any] = {"seed": model.recipe.seed + number}
     methods, teachers = dict[str, Any](), []
     if (folder / "config.json").exists():
@@ -101,24 +101,26 @@ def _teacher(model: StagedTrainer, folder: Path, number: int, ensemble: bool) ->
 
 
 def _has_translated(trainer: StagedTrainer, pairs: int) -> bool:
-    """Whether a run has translated its text. It raises `BadInput` if the run is past the bidirectional steps."""
+    """Returns whether a run has translated its text, or raises `BadInput` if it is past the bidirectional steps."""
     (forward, backward), step = translations_of(trainer.run.path), trainer.corpus.methods.bidirectional_steps
     if forward.exists() and backward.exists():
         lines = check_text_pairs(forward, backward, empty_lines=True)
         if lines == pairs:
             return True
         expected = f"expected a translation for each of {pairs:,} training pairs, got {lines:,}"
-        raise BadInput(f"{trainer.path}: {expected}; remove {forward.name} and {backward.name} to make them again")
+        raise BadInput(f"{trainer.path}: {expected}. Remove {forward.name} and {backward.name} to make them again.")
     if trainer.step > step:
         expected = f"expected {forward.name} and {backward.name}, made at step {step:,}"
-        raise BadInput(f"{trainer.path}: {expected}, found a run that has gone on to step {trainer.step:,} without them")
+        raise BadInput(
+            f"{trainer.path}: {expected}, found a run that has gone on to step {trainer.step:,} without them"
+        )
     return False
 
 
 def translate(trainer: StagedTrainer, sides: tuple[list[str], list[str]], search: dict[str, Any]) -> None:
-    """Write translations of every source and of every target, by the average of the run's checkpoints (section 6.1).
+    """Writes translations of all sources and all targets, by the average of the run's checkpoints (section 6.1).
 
-    The greatest difference in length within a pair limits how much longer an output may be than its source, which ends
+    The maximum difference in length within a pair limits how much longer an output may be than its source, which ends
     searches sooner.
     """
     translator = averaged(trainer, search)

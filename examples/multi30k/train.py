@@ -25,14 +25,14 @@ def main(argv: list[str] | None = None) -> None:
             parser.add_argument(name, **more)
 
     files = {"nargs": 2, "metavar": ("SOURCE", "TARGET")}
-    add("--train", **files, required=True, help="parallel text, a sentence a line, plain or .gz")
-    add("--dev", **files, required=True, help="parallel text to watch the training with")
-    add("--test", **files, help="parallel text to score the result with (the dev text)")
+    add("--train", **files, required=True, help="parallel text, one sentence per line, plain or .gz")
+    add("--dev", **files, required=True, help="dev set, to validate on")
+    add("--test", **files, help="test set to score the result on (the dev set)")
     add("--skip-bad-lines", action="store_true", help="train without empty, over-long and invalid lines")
     add("--dropout-steps", type=int, metavar="N", help="P_drop grows from 0, by a third at a time, in N steps (4500)")
     add("--bidirectional-steps", type=int, metavar="N", help="learn both directions in the first N steps (6000)")
     add("--word-dropout", type=float, metavar="P", help="share of the words hidden after these steps (0.1)")
-    teachers = "train teachers in these runs, for the bidirectional steps; learn from their translations"
+    teachers = "train teachers in these runs, for the bidirectional steps, and learn from their translations"
     add("--teachers", nargs="+", default=[], type=as_path, metavar="DIR", help=teachers)
     add("--student-dropout", type=float, metavar="P", help="P_drop while learning from teachers (0.1)")
     ensemble = "train the teachers to the end, each taught by the next, and translate with all"
@@ -52,7 +52,8 @@ def main(argv: list[str] | None = None) -> None:
     from tf_transformer.serving.versions import next_version
     from trainers.publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 
-    strategy = tt.distribution.strategy(args.devices)  # before TensorFlow computes anything
+    # TensorFlow's devices can only be set before it computes anything.
+    strategy = tt.distribution.strategy(args.devices)
     config, recipe = plan_of(vars(args) | {"preset": "small"}, "translation")
     methods = Methods(**chosen(vars(args), [field.name for field in dataclasses.fields(Methods)]))
     search = search_of(vars(args))

@@ -1,1 +1,1 @@
-"""Table 3 again, under one budget; docs/results.md has what came of it."""
+"""Table 3 again, with one budget for all rows (see docs/results.md)."""

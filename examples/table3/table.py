@@ -1,4 +1,4 @@
-"""Table 3: its rows, the paper's figures, and a table and a picture of figures measured here."""
+"""Table 3: its rows, the paper's figures, and a table and a plot of figures measured here."""
 
 import csv
 import dataclasses
@@ -33,7 +33,8 @@ PAPER = {  # Table 3: perplexity and BLEU of newstest2013, millions of parameter
     "E_learned": (4.92, 25.7, None),
     "big": (4.33, 26.4, 213),
 }
-SCALES: dict[str, dict[str, Any]] = {  # changes to base; rows keep their ratios to base
+# Changes to base. Rows keep their ratios to base.
+SCALES: dict[str, dict[str, Any]] = {
     "paper": {},
     "multi30k": {
         "num_layers": 3,
@@ -43,7 +44,8 @@ SCALES: dict[str, dict[str, Any]] = {  # changes to base; rows keep their ratios
         "vocab_size": 4_000,
     },
 }
-COLUMNS = {  # and how Markdown shows them
+# Formats in Markdown, by column.
+COLUMNS = {
     "row": "",
     "what differs": "",
     "steps": ",",
@@ -66,7 +68,7 @@ def chosen(names: str) -> list[str]:
 
 
 def scaled(row: str, scale: str) -> TransformerConfig:
-    """The configuration of a row of Table 3 with a base of another size; differences keep their ratio to base."""
+    """Returns the configuration of a row of Table 3 for a base of another size, with the same ratios to base."""
     paper, varied = PRESETS["base"], PRESETS[row]
     base = dataclasses.replace(paper, **SCALES[scale])
     changes = {}
@@ -83,7 +85,7 @@ def scaled(row: str, scale: str) -> TransformerConfig:
 
 
 def difference(row: str, scale: str) -> str:
-    """How a row differs from base."""
+    """Describes the differences of a row from base."""
     config, base = scaled(row, scale).to_dict(), scaled("base", scale).to_dict()
     return ", ".join(f"{name} {value}" for name, value in config.items() if value != base[name])
 
@@ -109,7 +111,7 @@ def as_markdown(results: list[dict[str, Any]]) -> str:
 
 
 def write(lines: list[dict[str, Any]], folder: Path) -> None:
-    """Write the table as CSV, as Markdown and as a picture; each file is complete at any time."""
+    """Writes the table as CSV, as Markdown and as a plot, each atomically."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -120,7 +122,7 @@ def write(lines: list[dict[str, Any]], folder: Path) -> None:
 
 
 def draw(results: list[dict[str, Any]], path: Path) -> None:
-    """Draw the differences in perplexity and BLEU of each row from base, beside the paper's."""
+    """Plots the differences in perplexity and BLEU of each row from base, next to the paper's."""
     try:
         import_extra("matplotlib", "pictures", "no picture, which").use("Agg")
     except BadInput as error:

@@ -9,7 +9,8 @@ from typing import Any
 
 from trainers.command import add_search_options, add_training_options, chosen, load_tensorflow, options, run_program
 
-RECIPES: dict[str, dict[str, Any]] = {  # changes to a row's recipe, by --scale
+# Changes to a row's recipe, by --scale.
+RECIPES: dict[str, dict[str, Any]] = {
     "paper": {"eval_every": 5_000},
     "multi30k": {"steps": 2_500, "batch_tokens": 2_048, "warmup_steps": 600, "eval_every": 500},
 }
@@ -26,9 +27,9 @@ def main(argv: list[str] | None = None) -> None:
     add_search_options(add)
     args = parser.parse_args(argv)
     if args.dropout is not None:
-        parser.error("--dropout: expected none, since each row sets it")
+        parser.error("--dropout: cannot be set, since each row sets it")
     if args.dry_run is not None or args.name or args.base:
-        parser.error("--dry-run, --name, --base: expected none; give them to tf-transformer translation --preset ROW")
+        parser.error("--dry-run, --name, --base: pass them to tf-transformer translation --preset ROW instead")
     print("loading TensorFlow ...", flush=True)
     load_tensorflow()
     import keras

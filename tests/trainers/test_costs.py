@@ -58,5 +58,5 @@ def test_a_plan_counts_devices_and_their_rate():
     assert "time on 8 x 9.5 TFLOP/s: " in lines[0] and "; 12.0 with the 29% that" in lines[0]  # the paper's hours
     assert "time on 1 x 76 TFLOP/s: " in lines[2]
     for wrong in ("", "8x", "x9.5", "0x9.5", "8x0", "-8", "8xP100", "nan"):
-        with pytest.raises(tt.BadInput, match=f"devices: expected .*, as in 8x9.5; got '{wrong}'"):
+        with pytest.raises(tt.BadInput, match=f"devices: expected .*, such as 8x9.5, got '{wrong}'"):
             costs.plan(tt.PRESETS["base"], training, wrong)

@@ -52,7 +52,7 @@ def test_bad_text(text, tmp_path, capsys, line, message):
         (["--preset", "huge"], "preset: expected one of base, big, A_h1"),
         (["--vocab-size", "90000"], "for this text, got 90000"),
         (["--tfds", "wmt14_translate/de-en"], "expected one of --train, --tfds and --prepared, got"),
-        (["--dry-run", "8xP100"], "devices: expected their number and the TFLOP/s of one, as in 8x9.5; got '8xP100'"),
+        (["--dry-run", "8xP100"], "devices: expected their number and the TFLOP/s of one, such as 8x9.5, got '8xP100'"),
         (["--dry-run", "--epochs", "3"], "--dry-run: expected --steps, got --epochs"),
         (["--base", ".", "--name", "README.md"], "README.md: expected a folder to write models to"),
         (["--preset", "parsing_small"], "for translation; got 'parsing_small'"),
@@ -132,7 +132,7 @@ def test_the_savedmodel_is_called_as_the_run(more, expected, monkeypatch):
 def test_a_dry_run_says_what_the_paper_needed(tmp_path, capsys):
     translation.main(["--preset", "big", "--dry-run", "8x9.5", "--run", str(tmp_path / "run"), "--average-last", "20"])
     printed = capsys.readouterr().out
-    for figure in ("214,171,648", "steps: 300,000 of 25,000 source", "TFLOP/s: 35.4 hours", "600 steps; the last 20"):
+    for figure in ("214,171,648", "steps: 300,000 of 25,000 source", "TFLOP/s: 35.4 hours", "600 steps. The last 20"):
         assert figure in printed
     assert printed.splitlines()[-1].startswith("time on 8 x 9.5 TFLOP/s: ")
     assert not (tmp_path / "run").exists()
@@ -189,7 +189,7 @@ def test_a_bad_line_leaves_no_records(text, tmp_path, capsys):
 
 
 def test_records_take_no_options_of_prepare(text, tmp_path, capsys):
-    message = "--prepared: cannot be combined with --vocab-size, --vocab-kind, --tokenizer or --skip-bad-lines; give"
+    message = "--prepared: cannot be combined with --vocab-size, --vocab-kind, --tokenizer or --skip-bad-lines. Pass"
     for option in (["--vocab-size", 300], ["--vocab-kind", "bpe"], ["--tokenizer", "a"], ["--skip-bad-lines"]):
         assert message in fails(translation, ["--prepared", tmp_path, *options(text)[3:], *option], capsys)
 
