@@ -57,9 +57,9 @@ def test_every_update_that_was_left_out_is_named(capsys):
         "  step 61",
     ]
     watched(True, list(range(130)), steps=120, first=0)
-    said = capsys.readouterr().out
-    assert all(f" {number}{end}" in said for number in (1, 51, 101) for end in ":")
-    assert ", 50\n" in said and ", 100\n" in said and ", 120\n" in said
+    printed = capsys.readouterr().out
+    assert all(f" {number}{end}" in printed for number in (1, 51, 101) for end in ":")
+    assert ", 50\n" in printed and ", 100\n" in printed and ", 120\n" in printed
 
 
 def test_a_check_of_each_step_would_make_a_gpu_wait():
@@ -122,12 +122,12 @@ def test_progress_counts_the_steps_of_the_training(bar, capsys):
         watch.on_train_batch_end(batch, {"loss": 5.25})
     model.optimizer.iterations = np.array(8)
     watch.on_epoch_end(1, {"loss": 5.25, "val_loss": 4.125})
-    said = capsys.readouterr().out
-    assert "poch" not in said and "val_loss" in said
-    first, *lines = said.splitlines()
+    printed = capsys.readouterr().out
+    assert "poch" not in printed and "val_loss" in printed
+    first, *lines = printed.splitlines()
     assert lines[-1] == "step 8 of 17: loss 5.25, val_loss 4.125"
     if bar:
-        assert first == "steps 6 to 8 of 17" and "3/3" in said
+        assert first == "steps 6 to 8 of 17" and "3/3" in printed
     else:
         assert [first, *lines[:-1]] == [f"step {step} of 17: loss 5.25" for step in (6, 7, 8)]
 
@@ -142,9 +142,9 @@ def test_the_bar_fits_the_terminal(capsys, monkeypatch):
     logs = {name: 12_345.67 for name in ("accuracy", "loss", "perplexity", "learning_rate", "tokens/s")}
     for batch in range(3):
         watch.on_train_batch_end(batch, logs)
-    said = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out)
-    assert "loss" in said and "perplexity" not in said
-    assert max(map(len, re.split("[\r\n\b]+", said))) < 80
+    printed = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out)
+    assert "loss" in printed and "perplexity" not in printed
+    assert max(map(len, re.split("[\r\n\b]+", printed))) < 80
     watch.on_epoch_end(0, logs)
     line = capsys.readouterr().out
     assert all(f"{name} 12,346" in line for name in logs)

@@ -139,21 +139,21 @@ def test_a_signal_while_an_epoch_is_scored_does_not_wait_for_the_scores(heard, t
     model, last = fresh(), None
     fit = {"steps_per_epoch": 3, "epochs": 2, "validation_data": batches(), "validation_steps": 2, "verbose": 0}
     for event in ("on_train_batch_end", "on_test_batch_end", "on_test_end", "on_epoch_end"):
-        seen, checkpoints, told = [], Checkpoints(tmp_path / event), keras.callbacks.Callback()
+        events, checkpoints, stopper = [], Checkpoints(tmp_path / event), keras.callbacks.Callback()
         dev = DevScore(lambda texts: pytest.fail("scored"), DevText("BLEU", len, ["a"], ["b"]))
 
-        def stop(*_, of=event, seen=seen, **__):
-            seen.append(of)
-            if len(seen) == (3 if of == "on_train_batch_end" else 1):
+        def stop(*_, of=event, events=events, **__):
+            events.append(of)
+            if len(events) == (3 if of == "on_train_batch_end" else 1):
                 signal.raise_signal(signal.SIGTERM)
 
-        setattr(told, event, stop)
+        setattr(stopper, event, stop)
         with (
             pytest.raises(TrainingInterrupted, match="stopped after saving step 3") as stopped,
             checkpoints.saving_on_signals(),
         ):
-            model.fit(batches(), shuffle=False, callbacks=[told, dev, checkpoints], **fit)
-        assert stopped.value.number == signal.SIGTERM and len(seen) == (3 if event == "on_train_batch_end" else 1)
+            model.fit(batches(), shuffle=False, callbacks=[stopper, dev, checkpoints], **fit)
+        assert stopped.value.number == signal.SIGTERM and len(events) == (3 if event == "on_train_batch_end" else 1)
         assert [path.name for path in checkpoints.run.checkpoints()] == ["step-00000003"]
         (row,) = checkpoints.run.history
         assert row["step"] == 3 and np.isfinite(row["loss"]) and not {"val_loss", "dev_bleu"} & set(row)
@@ -194,7 +194,7 @@ def test_a_signal_that_is_ignored_stays_so(one_model, tmp_path):
         signal.signal(signal.SIGINT, before)
 
 
-def begun(folder, model, epochs=1, tokenizer=None):
+def begin_fit(folder, model, epochs=1, tokenizer=None):
     """A callback of a `fit` that has begun, without the `fit`."""
     checkpoints = Checkpoints(folder, tokenizer)
     checkpoints.set_params({"epochs": epochs, "steps": 3})
@@ -204,7 +204,7 @@ def begun(folder, model, epochs=1, tokenizer=None):
     return checkpoints
 
 
-def an_epoch(checkpoints, **logs):
+def run_epoch(checkpoints, **logs):
     """One more epoch of three steps, in which nothing is learned."""
     checkpoints.on_epoch_begin(0)
     for batch in range(3):
@@ -224,22 +224,22 @@ def compiled(optimizer=None, loss=None, dtype=None):
 @pytest.mark.program
 def test_a_fit_that_goes_on_says_so(tmp_path, capsys):
     """Weights and optimizer of the new model go, and perhaps there is nothing to train."""
-    folder, said = tmp_path / "run", lambda: capsys.readouterr().out.splitlines()
-    an_epoch(begun(folder, compiled(), 1))
-    assert said() == []
+    folder, lines = tmp_path / "run", lambda: capsys.readouterr().out.splitlines()
+    run_epoch(begin_fit(folder, compiled(), 1))
+    assert lines() == []
     model = compiled()
     model.embedding.embeddings.assign(np.zeros((19, 12)))
-    again = begun(folder, model, 1)
-    goes_on, nothing = said()
-    assert goes_on.startswith(f"going on from the checkpoint at step 3 of {folder}, with its weights, optimizer and")
-    assert goes_on.endswith("; 1 epoch is done")
+    again = begin_fit(folder, model, 1)
+    resumes, nothing = lines()
+    assert resumes.startswith(f"going on from the checkpoint at step 3 of {folder}, with its weights, optimizer and")
+    assert resumes.endswith("; 1 epoch is done")
     assert nothing == "the one epoch is done: nothing to train. Pass more epochs= or another folder."
     assert np.asarray(model.embedding.embeddings).any()
     again.on_train_end()
-    an_epoch(begun(folder, compiled(), 2))
-    assert len(said()) == 1
-    begun(folder, compiled(), 2).on_train_end()
-    assert said()[1].startswith("all 2 epochs are done: nothing to train")
+    run_epoch(begin_fit(folder, compiled(), 2))
+    assert len(lines()) == 1
+    begin_fit(folder, compiled(), 2).on_train_end()
+    assert lines()[1].startswith("all 2 epochs are done: nothing to train")
 
 
 @pytest.mark.parametrize(
@@ -255,44 +255,44 @@ def test_a_fit_that_goes_on_says_so(tmp_path, capsys):
     ],
 )
 def test_a_fit_goes_on_only_as_it_began(changed, message, tmp_path):
-    an_epoch(begun(tmp_path, compiled()))
+    run_epoch(begin_fit(tmp_path, compiled()))
     model = compiled(**changed)
     model.embedding.embeddings.assign(np.zeros((19, 12)))
     with pytest.raises(tt.BadInput, match=f"{tmp_path} holds a run of another configuration: .*{message}"):
-        begun(tmp_path, model)
+        begin_fit(tmp_path, model)
     assert not np.asarray(model.embedding.embeddings).any()  # it is as it was
     assert not Run._locks
 
 
 def test_a_run_whose_loss_had_fewer_settings_goes_on(tmp_path):
     """Before losses had ignore_class."""
-    an_epoch(begun(tmp_path, compiled()))
+    run_epoch(begin_fit(tmp_path, compiled()))
     (state,) = tmp_path.glob("checkpoints/*/state.json")
     former = json.loads(state.read_text())
     former["compiled"]["loss"]["config"] = {"epsilon": 0.1, "reduction": "sum"}
     state.write_text(json.dumps(former))
-    begun(tmp_path, compiled(), 2).on_train_end()
+    begin_fit(tmp_path, compiled(), 2).on_train_end()
     with pytest.raises(tt.BadInput, match=r"loss\.config\.ignore_class was 0, now -100;"):
-        begun(tmp_path, compiled(loss=tt.SmoothedCrossEntropy(0.1, ignore_class=-100)), 2)
+        begin_fit(tmp_path, compiled(loss=tt.SmoothedCrossEntropy(0.1, ignore_class=-100)), 2)
     Run(tmp_path).unlock()
 
 
 def test_an_optimizer_of_float16_goes_on(tmp_path):
     """`fit` has built it before a callback restores it; and what does not fit is an error, not a warning of Keras."""
     model = compiled(dtype="mixed_float16")
-    first = begun(tmp_path, model)
+    first = begin_fit(tmp_path, model)
     for variable in model.optimizer.variables:
         variable.assign(variable + np.ones(variable.shape))
-    kept = [np.array(keras.ops.convert_to_numpy(variable)) for variable in model.optimizer.variables]
-    an_epoch(first)
+    stored = [np.array(keras.ops.convert_to_numpy(variable)) for variable in model.optimizer.variables]
+    run_epoch(first)
     model.compile(keras.optimizers.Adam(0.5), tt.SmoothedCrossEntropy(0.1))
-    begun(tmp_path, model, 2).on_train_end()
-    for variable, expected in zip(model.optimizer.variables, kept, strict=True):
+    begin_fit(tmp_path, model, 2).on_train_end()
+    for variable, expected in zip(model.optimizer.variables, stored, strict=True):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), expected, err_msg=variable.path)
     model.compile(keras.optimizers.Adam(0.5), tt.SmoothedCrossEntropy(0.1))
     model.embedding.trainable = False
     with pytest.raises(tt.BadInput, match="step-00000003: expected a checkpoint of this model, got"):
-        begun(tmp_path, model, 2)
+        begin_fit(tmp_path, model, 2)
     assert not Run._locks
 
 
@@ -300,21 +300,21 @@ def test_a_fit_goes_on_with_a_rate_that_is_a_function(tmp_path):
     """Keras writes its code into the settings, and the place of that in a file."""
     rates = [lambda: 0.25, lambda: 0.125 + 0.125]
     for rate in rates:
-        an_epoch(begun(tmp_path, compiled(keras.optimizers.Adam(rate)), 2))
+        run_epoch(begin_fit(tmp_path, compiled(keras.optimizers.Adam(rate)), 2))
 
 
 def test_a_rate_that_a_callback_changed_is_no_other_one(tmp_path):
     """Neither in a process that goes on with it, nor in a new one, which compiles as the first did."""
     model = compiled()
-    first = begun(tmp_path, model)
+    first = begin_fit(tmp_path, model)
     model.optimizer.learning_rate = 0.125
-    an_epoch(first)
+    run_epoch(first)
     for of in (model, compiled()):
-        again = begun(tmp_path, of, 2)
+        again = begin_fit(tmp_path, of, 2)
         assert float(of.optimizer.learning_rate) == 0.125
         again.on_train_end()
     with pytest.raises(tt.BadInput, match=r"learning_rate was 0\.5, now 0\.25"):
-        begun(tmp_path, compiled(keras.optimizers.Adam(0.25)))
+        begin_fit(tmp_path, compiled(keras.optimizers.Adam(0.25)))
     assert not Run._locks
 
 
@@ -322,7 +322,7 @@ def test_tokens_that_nobody_counted_are_no_number(tmp_path):
     """Also where the run goes on with a count, which is not that of its beginning; a count from the start is one."""
     for name, counts, expected in (("none", ({}, {"tokens": 7.0}), None), ("all", [{"tokens": 7.0}] * 2, 14)):
         for logs in counts:
-            an_epoch(begun(tmp_path / name, compiled(), 2), **logs)
+            run_epoch(begin_fit(tmp_path / name, compiled(), 2), **logs)
         state = Run(tmp_path / name).newest()[1]
         assert state.get("target_tokens") == expected
         columns = (tmp_path / name / "history.csv").read_text().splitlines()[0].split(",")
@@ -331,12 +331,12 @@ def test_tokens_that_nobody_counted_are_no_number(tmp_path):
 
 def test_logs_that_are_no_numbers_do_not_stop_a_training(tmp_path, capsys):
     """A callback of one's own adds them: the epoch is saved, with the numbers alone."""
-    own = {"note": "good", "rates": np.ones(3), "nothing": None, "mine": np.float32(0.5)}
-    an_epoch(begun(tmp_path, compiled()), **own)
+    custom = {"note": "good", "rates": np.ones(3), "nothing": None, "mine": np.float32(0.5)}
+    run_epoch(begin_fit(tmp_path, compiled()), **custom)
     (row,) = Run(tmp_path).newest()[1]["history"]
     assert row["mine"] == 0.5 and row["loss"] == 5.0 and not {"note", "rates", "nothing"} & set(row)
     lines = ProgressLogger()
-    lines.on_epoch_end(0, {"loss": 5.0} | own)
+    lines.on_epoch_end(0, {"loss": 5.0} | custom)
     assert capsys.readouterr().out.splitlines()[-1] == "epoch 1: loss 5, mine 0.5"
 
 
@@ -344,15 +344,15 @@ def test_a_run_gets_its_tokenizer_late(translator, tmp_path):
     """It began without one, or was killed before it had one."""
     file, of_350 = tmp_path / "tokenizer.model", translator.tokenizer
     tokenizer = types.SimpleNamespace(vocab_size=19, fingerprint=of_350.fingerprint, save=of_350.save)
-    an_epoch(begun(tmp_path, compiled()))
+    run_epoch(begin_fit(tmp_path, compiled()))
     assert not file.exists()
-    begun(tmp_path, compiled(), tokenizer=tokenizer).on_train_end()
+    begin_fit(tmp_path, compiled(), tokenizer=tokenizer).on_train_end()
     assert tt.Tokenizer.load(file).fingerprint == tokenizer.fingerprint
-    begun(tmp_path, compiled(), tokenizer=tokenizer).on_train_end()
+    begin_fit(tmp_path, compiled(), tokenizer=tokenizer).on_train_end()
     other = types.SimpleNamespace(vocab_size=19, fingerprint="another")
     with pytest.raises(tt.BadInput, match="tokenizer: expected that of the run, .*, got another"):
-        begun(tmp_path, compiled(), tokenizer=other)
+        begin_fit(tmp_path, compiled(), tokenizer=other)
     with pytest.raises(tt.BadInput, match="tokenizer: expected one of the model's vocab_size=19, got 350"):
-        begun(tmp_path / "new", compiled(), tokenizer=of_350)
+        begin_fit(tmp_path / "new", compiled(), tokenizer=of_350)
     assert [path.name for path in (tmp_path / "new").iterdir()] == [".lock"]
     assert not Run._locks

@@ -115,11 +115,11 @@ def test_average_weights_is_the_mean_of_each_weight(tmp_path):
     average_weights(model, paths)
     expected = oracle.average(checkpoints)
     assert len(expected) == len(model.weights)
-    for found, wanted in zip(model.get_weights(), expected, strict=True):
-        close(found, wanted)
+    for weight, expected_weight in zip(model.get_weights(), expected, strict=True):
+        close(weight, expected_weight)
     average_weights(model, paths[1:2])
-    for found, wanted in zip(model.get_weights(), checkpoints[1], strict=True):
-        assert np.array_equal(found, wanted)
+    for weight, expected_weight in zip(model.get_weights(), checkpoints[1], strict=True):
+        assert np.array_equal(weight, expected_weight)
     with pytest.raises(ValueError, match="at least one"):
         average_weights(model, [])
     model.weights[4].assign(np.full(model.weights[4].shape, np.inf))

@@ -52,7 +52,7 @@ def prepared():
     return model, [(variable, np.array(variable)) for variable in variables]
 
 
-def begun_anew():
+def fresh_model():
     model, values = prepared()
     for variable, value in values:
         variable.assign(value)
@@ -91,7 +91,7 @@ def train(run, epochs, *callbacks, steps=None, make_model=None):
 @pytest.fixture(scope="module")
 def of_two_epochs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    train(Run(folder), 2, make_model=begun_anew)
+    train(Run(folder), 2, make_model=fresh_model)
     return folder
 
 
@@ -162,7 +162,7 @@ def test_half_written_is_not_a_checkpoint(one_epoch):
     (half / "model.weights.h5").write_bytes(b"half")
     run = Run(one_epoch)
     restored(run)
-    train(run, 2, make_model=begun_anew)  # and is no obstacle
+    train(run, 2, make_model=fresh_model)  # and is no obstacle
     assert not half.exists()
 
 
@@ -336,7 +336,7 @@ def test_a_fit_that_raises_locks_nobody_out(two_epochs):
         steps = {"steps_per_epoch": 3, "epochs": 3, "verbose": 0}
         model.fit(batches(), callbacks=[Checkpoints(two_epochs), *callbacks], **steps)
 
-    model = begun_anew()
+    model = fresh_model()
     with pytest.raises(KeyboardInterrupt):
         fit(model, Fails())
     lock()

@@ -145,9 +145,7 @@ def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
         parts.fit(until=8)
     capsys.readouterr()
     assert parts.fit() == Run(tmp_path / "parts").newest()[1]["history"]
-    assert (
-        "nothing to train: this run is at step 7 of 7. To train more, pass more steps" in capsys.readouterr().out
-    )
+    assert "nothing to train: this run is at step 7 of 7. To train more, pass more steps" in capsys.readouterr().out
     assert (parts.began, parts.steps) == (7, 7)
     same_weights(tmp_path / "whole", tmp_path / "parts")
     for row, other in zip(history, parts.run.history, strict=True):
@@ -159,17 +157,15 @@ def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
     assert len(printed) < 6_000  # no line for every step
 
 
-@pytest.mark.parametrize(
-    ("batches", "tokens", "found"), [(6, 25_000, "multi30k"), (1, 4_096, "tiny"), (20, 25_000, "")]
-)
-def test_a_text_that_is_small_for_its_batches_gets_a_recipe_named(batches, tokens, found, capsys):
+@pytest.mark.parametrize(("batches", "tokens", "name"), [(6, 25_000, "multi30k"), (1, 4_096, "tiny"), (20, 25_000, "")])
+def test_a_text_that_is_small_for_its_batches_gets_a_recipe_named(batches, tokens, name, capsys):
     """Six batches of 25,000 tokens are thirty-six of 4,096."""
     trainers._warn_of_few(batches, tokens)
-    said = capsys.readouterr().out
-    assert said == (
+    printed = capsys.readouterr().out
+    assert printed == (
         f"warning: a pass over this corpus is only {batches} batches of {tokens:,} tokens. The recipe "
-        f"{found!r} has {tt.RECIPES[found].batch_tokens:,} tokens per batch.\n"
-        if found
+        f"{name!r} has {tt.RECIPES[name].batch_tokens:,} tokens per batch.\n"
+        if name
         else ""
     )
 
@@ -187,7 +183,7 @@ def test_a_run_stops_when_its_score_gets_no_better(unscored, corpus, tmp_path):
     trainer._model = model  # whose step is traced; a run goes on from what its checkpoint holds
     assert [row["step"] for row in trainer.fit()] == [1, 2, 3, 4] == [row["step"] for row in trainer.fit()]
     assert {row["dev_bleu"] for row in trainer.run.history} == {trainer.run.history[0]["dev_bleu"]}
-    assert [row["step"] for row in trainer.fit(until=5)] == [1, 2, 3, 4, 5]  # asked for more
+    assert [row["step"] for row in trainer.fit(until=5)] == [1, 2, 3, 4, 5]  # batches for more
 
 
 @pytest.mark.slow
@@ -308,10 +304,10 @@ def test_a_run_that_another_process_begins_meanwhile_is_not_overwritten(corpus, 
     """A new run is locked when it begins; learning its vocabulary takes a while."""
 
     class Slow(Corpus):
-        def train_tokenizer(self, *of):
+        def train_tokenizer(self, *args):
             other = tt.Trainer(tmp_path / "run", CONFIG, corpus, dataclasses.replace(RECIPE, seed=7))
             other.run.begin(other.settings)
-            return super().train_tokenizer(*of)
+            return super().train_tokenizer(*args)
 
     slow = Slow(corpus.train, corpus.dev)
     with pytest.raises(tt.BadInput, match="run: another process created this run. Call fit"):
@@ -353,8 +349,8 @@ def test_a_run_knows_the_settings_of_keras(corpus, tmp_path, keras_settings):
 def test_scores_of_lists(corpus, tmp_path):
     trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE)
     sides = ["A dog runs fast."], ["Ein Hund rennt schnell."]
-    for given in (sides, list(sides), tuple(map(np.array, sides))):
-        scores = trainer.evaluate(given, lambda texts: ["Ein Hund rennt schnell."] * len(texts))
+    for texts in (sides, list(sides), tuple(map(np.array, sides))):
+        scores = trainer.evaluate(texts, lambda sources: ["Ein Hund rennt schnell."] * len(sources))
         assert scores["BLEU"].value == pytest.approx(100)
     with pytest.raises(tt.BadInput, match=r"files: expected two lists, sources and references, got \(\['A"):
         trainer.evaluate((*sides, sides[0]))
@@ -366,8 +362,8 @@ def test_scores_of_lists(corpus, tmp_path):
 
 
 def test_a_signal_saves_and_stops(one_model, corpus, tmp_path):
-    raise_once = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: _terminate(batch, asked))
-    asked = [1]
+    raise_once = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: _terminate(batch, batches))
+    batches = [1]
     trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, callbacks=[raise_once])
     with pytest.raises(TrainingInterrupted, match="stopped after saving step 2") as stopped:
         trainer.fit()
@@ -390,7 +386,7 @@ def test_nothing_is_saved_after_a_step_that_is_not_finite(until, one_model, corp
     assert not trainer.run.checkpoints() and not Run._locks
 
 
-def _terminate(batch, asked):
-    if asked and batch == asked[0]:
-        asked.clear()
+def _terminate(batch, batches):
+    if batches and batch == batches[0]:
+        batches.clear()
         signal.raise_signal(signal.SIGTERM)

@@ -31,14 +31,14 @@ class Halved(keras.optimizers.schedules.LearningRateSchedule):
 
 @pytest.mark.program
 def test_another_schedule_and_callbacks_of_ones_own(corpus, tmp_path):
-    seen = []
+    rows = []
     callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(mine=epoch + 0.5))
     recipe = dataclasses.replace(RECIPE, steps=6, cooldown_steps=4)
     trainer = tt.Trainer(tmp_path / "a", CONFIG, corpus, recipe, schedule=Halved(), callbacks=[callback])
     for row in trainer.fit():
-        seen.append((row["step"], row["learning_rate"], row["mine"]))
+        rows.append((row["step"], row["learning_rate"], row["mine"]))
     # Keras gives the rate of the next step: 0.25 / 2 ** 3, times 3 of 4 steps left; 0 after the last.
-    assert seen == [(3, pytest.approx(0.25 / 8 * 3 / 4), 0.5), (6, 0.0, 1.5)]
+    assert rows == [(3, pytest.approx(0.25 / 8 * 3 / 4), 0.5), (6, 0.0, 1.5)]
     assert trainer.run.settings()["schedule"] == "Halved"
     with pytest.raises(tt.BadInput, match='schedule was "Halved", now null'):
         tt.Trainer(tmp_path / "a", CONFIG, corpus, recipe).fit()
@@ -76,9 +76,9 @@ PLATEAU, EPOCHS = keras.callbacks.ReduceLROnPlateau(), keras.callbacks.LearningR
 )
 def test_settings_without_effect_are_refused(options, recipe, message, corpus, tmp_path):
     """Before anything is trained."""
-    given = {"path": tmp_path, "config": CONFIG, "corpus": corpus, "recipe": tt.Recipe(**recipe)} | options
+    arguments = {"path": tmp_path, "config": CONFIG, "corpus": corpus, "recipe": tt.Recipe(**recipe)} | options
     with pytest.raises(tt.BadInput, match=message) if message else contextlib.nullcontext():
-        tt.Trainer(**given)
+        tt.Trainer(**arguments)
 
 
 def stored(run):
@@ -112,8 +112,8 @@ def test_moving_averages_are_scored_stored_and_resumed(corpus, tmp_path):
     for step, weights in enumerate(raw[1:], 2):
         average = [0.7 * old + 0.3 * new for old, new in zip(average, weights, strict=True)]
         if step % 3 == 0:
-            for found, expected in zip(scored.pop(0), average, strict=True):
-                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+            for weight, expected in zip(scored.pop(0), average, strict=True):
+                np.testing.assert_allclose(weight, expected, rtol=1e-5, atol=1e-7)
     for found, expected, last in zip(whole.translator().model.trainable_weights, average, raw[-1], strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)  # of the last checkpoint alone
         assert np.abs(last - expected).max() > 1e-3
@@ -136,18 +136,20 @@ def test_a_run_that_a_callback_stopped_goes_on_if_asked(corpus, tmp_path, capsys
         models.append(trainer._model)
         return [row["step"] for row in history], capsys.readouterr().out
 
-    steps, said = fit()
-    assert steps == [2, 4, 6] and "stopped at step 6 by a callback" in said
+    steps, printed = fit()
+    assert steps == [2, 4, 6] and "stopped at step 6 by a callback" in printed
     for _ in range(2):
-        steps, said = fit()
-        assert steps == [2, 4, 6] and "going on" not in said
-        assert "a callback stopped this run at step 6 of 12. To resume, call fit(until=12) or pass more steps." in said
-    steps, said = fit(until=8)
-    assert steps == [2, 4, 6, 8] and "going on from the checkpoint at step 6 of 12" in said
-    steps, said = fit()  # of that `until` was the end; patience begins anew
-    assert steps == [2, 4, 6, 8, 10, 12] and "stopped" not in said
-    steps, said = fit(until=18, steps=20)
-    assert steps[-1] == 18 and "stopped at step 18 by a callback" in said
+        steps, printed = fit()
+        assert steps == [2, 4, 6] and "going on" not in printed
+        assert (
+            "a callback stopped this run at step 6 of 12. To resume, call fit(until=12) or pass more steps." in printed
+        )
+    steps, printed = fit(until=8)
+    assert steps == [2, 4, 6, 8] and "going on from the checkpoint at step 6 of 12" in printed
+    steps, printed = fit()  # of that `until` was the end; patience begins anew
+    assert steps == [2, 4, 6, 8, 10, 12] and "stopped" not in printed
+    steps, printed = fit(until=18, steps=20)
+    assert steps[-1] == 18 and "stopped at step 18 by a callback" in printed
     assert "a callback stopped this run at step 18 of 20" in fit(steps=20)[1]
     assert fit(steps=22)[0][-1] == 22
     with pytest.raises(tt.BadInput, match="callbacks: cannot use restore_best_weights"):
@@ -178,11 +180,11 @@ def test_a_schedule_and_an_optimizer_of_ones_own_go_on(options, corpus, tmp_path
 def test_other_settings_of_a_schedule_or_an_optimizer_are_refused(corpus, tmp_path):
     cosine, sgd = keras.optimizers.schedules.CosineDecay, keras.optimizers.SGD
 
-    def settings(**given):
-        return tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE, **given).settings
+    def settings(**options):
+        return tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE, **options).settings
 
     run = Run(tmp_path / "run")
-    for begun, same, other, message in [
+    for first, same, other, message in [
         (
             {"schedule": cosine(0.5, np.int64(7))},
             {"schedule": cosine(0.5, 7)},
@@ -204,7 +206,7 @@ def test_other_settings_of_a_schedule_or_an_optimizer_are_refused(corpus, tmp_pa
         ),
         ({"optimizer": sgd(Halved())}, {"optimizer": sgd(Halved())}, {}, 'optimizer was "SGD", now null'),
     ]:
-        run.begin(settings(**begun))
+        run.begin(settings(**first))
         assert run.exists(settings(**same))
         with pytest.raises(tt.BadInput, match=message):
             run.exists(settings(**other))
@@ -228,8 +230,8 @@ def test_a_start_without_names_gives_its_weights(unscored, corpus, translator, t
     trainer = tt.Trainer(tmp_path / "run", start.model.config, corpus, recipe, start=start, optimizer=still)
     trainer.fit()
     assert trainer.run.keep == 2  # so that one may be damaged
-    found = tt.load(tmp_path / "run").model.get_weights()
-    for weight, other in zip(found, start.model.get_weights(), strict=True):
+    weights = tt.load(tmp_path / "run").model.get_weights()
+    for weight, other in zip(weights, start.model.get_weights(), strict=True):
         np.testing.assert_array_equal(weight, other)
 
 

@@ -46,7 +46,7 @@ def test_a_text_may_move_but_not_change(text, tmp_path):
         tokenized = corpora.tokenized
         patch.setattr(corpora, "tokenized", lambda rows, *more: tokenized(of_dev(rows), *more))
         second = prepared(trainer("there"))
-    ids, again = (each._batches[0].blocks[0].read() for each in (first, second))
+    ids, again = (trainer._batches[0].blocks[0].read() for trainer in (first, second))
     for found, expected in zip(again.source + again.target, ids.source + ids.target, strict=True):
         np.testing.assert_array_equal(found, expected)
     with pytest.raises(
@@ -82,14 +82,14 @@ def test_a_dev_text_may_move_but_not_change(corpus, tmp_path):
 
 def test_damaged_ids_are_written_again_once(corpus, tmp_path, capsys):
     """With a line that says so; whole ones are read."""
-    said = []
+    damaged = []
     for _ in range(4):
         prepared(tt.Trainer(tmp_path, CONFIG, corpus, RECIPE))
-        said.append("ids: expected the training set as ids, found damaged files" in capsys.readouterr().out)
-        if len(said) == 2:
+        damaged.append("ids: expected the training set as ids, found damaged files" in capsys.readouterr().out)
+        if len(damaged) == 2:
             with open(tmp_path / "ids/source.npy", "r+b") as file:
                 file.truncate(500)
-    assert said == [False, False, True, False]
+    assert damaged == [False, False, True, False]
     trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE)
     for _ in range(2):  # the second time they are in memory
         prepared(trainer)
@@ -139,20 +139,20 @@ def check_lengths(trainer, corpus):
 
 def test_a_tokenizer_and_a_length_of_ones_own(corpus, text, tmp_path):
     """The run keeps both; it goes on without the tokenizer, and with no other."""
-    own, other = (tt.Tokenizer.train([text / "train.en"], size, normalization="identity") for size in (350, 353))
-    given = {"tokenizer": own, "max_length": 23}
-    for options in (given, {"max_length": 23}):
+    custom, other = (tt.Tokenizer.train([text / "train.en"], size, normalization="identity") for size in (350, 353))
+    arguments = {"tokenizer": custom, "max_length": 23}
+    for options in (arguments, {"max_length": 23}):
         check_lengths(prepared(tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, **options)), corpus)
-        assert load_tokenizer(tmp_path / "tokenizer.model").fingerprint == own.fingerprint
+        assert load_tokenizer(tmp_path / "tokenizer.model").fingerprint == custom.fingerprint
     with pytest.raises(tt.BadInput, match="configuration: max_length was 23, now null; give another"):
         tt.Trainer(tmp_path, CONFIG, corpus, RECIPE).fit()
     with pytest.raises(tt.BadInput, match="^tokenizer: expected one of the config's vocab_size=350, got 353$"):
         tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, tokenizer=other)
-    given["tokenizer"] = corpus.train_tokenizer(350, "bpe")
+    arguments["tokenizer"] = corpus.train_tokenizer(350, "bpe")
     with pytest.raises(
         tt.BadInput, match="^tokenizer: expected that of the run, .*/tokenizer.model, got another. Pass"
     ):
-        tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, **given).fit()
+        tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, **arguments).fit()
 
 
 def test_a_run_keeps_the_languages_of_its_start(corpus, tmp_path):

@@ -144,19 +144,19 @@ def test_the_loss_is_kerass_whatever_it_ignores(ignore_class, axes):
     weights = np.abs(normal(B, T, seed=3))
     if axes == "B":
         labels, logits, weights = labels[:, 2], logits[:, 2], weights[:, 2]
-    given = labels[..., np.newaxis] if axes == "BT1" else labels
+    y_true = labels[..., np.newaxis] if axes == "BT1" else labels
     for reduction in ("sum_over_batch_size", "none"):
         ours = SmoothedCrossEntropy(0.0, ignore_class=ignore_class, reduction=reduction)
         theirs = keras.losses.SparseCategoricalCrossentropy(True, ignore_class, reduction=reduction)
-        close(ours(given, logits), theirs(labels, logits), atol=1e-6)
-        close(ours(given, logits, weights), theirs(labels, logits, weights), atol=1e-6)
+        close(ours(y_true, logits), theirs(labels, logits), atol=1e-6)
+        close(ours(y_true, logits, weights), theirs(labels, logits, weights), atol=1e-6)
     for kind, values in ((TokenAccuracy, logits.argmax(-1) == labels), (TokenCount, None)):
         metric, counted = kind(ignore_class=ignore_class), labels != ignore_class
         assert metric.from_config(metric.get_config()).ignore_class == ignore_class
-        metric.update_state(given, logits)
+        metric.update_state(y_true, logits)
         close(metric.result(), counted.sum() if values is None else values[counted].mean())
     perplexity = Perplexity(ignore_class=ignore_class)
-    perplexity.update_state(given, logits)
+    perplexity.update_state(y_true, logits)
     ours = SmoothedCrossEntropy(0.0, ignore_class=ignore_class)
     close(perplexity.result(), np.exp(array(ours(labels, logits))))
 
@@ -164,14 +164,14 @@ def test_the_loss_is_kerass_whatever_it_ignores(ignore_class, axes):
 def tagger(loss, labels, metrics=(), **options):
     """The history of a model of layers whose masks come from its ids."""
     random = np.random.default_rng(8)
-    words = random.integers(1, 19, (5, 7))
-    words[1, 4:] = words[3, 2:] = 0
+    ids = random.integers(1, 19, (5, 7))
+    ids[1, 4:] = ids[3, 2:] = 0
     keras.utils.set_random_seed(2)
-    ids = keras.Input((None,), dtype="int32")
-    x = EncoderLayer(2, 13, dropout=0.0)(PositionalEmbedding(19, 6)(ids))
-    model = keras.Model(ids, keras.layers.Dense(3)(x))
+    inputs = keras.Input((None,), dtype="int32")
+    x = EncoderLayer(2, 13, dropout=0.0)(PositionalEmbedding(19, 6)(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(3)(x))
     model.compile(keras.optimizers.SGD(0.5), loss, metrics=[*metrics], **options)
-    return model.fit(words, labels, 5, 3, shuffle=False, verbose=0).history, words > 0, model.predict(words, verbose=0)
+    return model.fit(ids, labels, 5, 3, shuffle=False, verbose=0).history, ids > 0, model.predict(ids, verbose=0)
 
 
 @pytest.mark.parametrize("options", [{}, pytest.param({"jit_compile": True}, marks=pytest.mark.slow)])
@@ -182,12 +182,12 @@ def test_a_tagger_counts_the_tokens_of_kerass_mask(options):
     expected, real, logits = tagger(kerass, tags, **options)
     metrics = [TokenAccuracy(ignore_class=None), TokenCount(ignore_class=None)]
     loss = SmoothedCrossEntropy(0.0, ignore_class=None)
-    found, _, others = tagger(loss, np.where(real, tags, -1), metrics, **options)
-    close(found["loss"], expected["loss"])
-    close(others, logits, atol=1e-5)
-    assert found["loss"][-1] < found["loss"][0]
+    ours, _, our_logits = tagger(loss, np.where(real, tags, -1), metrics, **options)
+    close(ours["loss"], expected["loss"])
+    close(our_logits, logits, atol=1e-5)
+    assert ours["loss"][-1] < ours["loss"][0]
     if keras.backend.backend() != "jax":  # where Keras shows masks to losses but not to metrics
-        assert found["tokens"][-1] == real.sum() and 0 < found["accuracy"][-1] < 1
+        assert ours["tokens"][-1] == real.sum() and 0 < ours["accuracy"][-1] < 1
 
 
 @pytest.mark.parametrize("wrong", [-1, -100, V, 2**32 + 5])
@@ -356,14 +356,14 @@ def trained_with_weights(axes, parts, loss):
     keras.utils.set_random_seed(1)
     model = Transformer(TransformerConfig(1, 16, 23, 2, dropout=0.0, vocab_size=11))
     model.build()
-    loss, given = (
+    loss, sample_weight = (
         (SmoothedCrossEntropy(0.0), weights)
         if loss == "ours"
         else (kerass, np.broadcast_to(weights.reshape(6, -1), (6, 7)))
     )
     model.compile(keras.optimizers.SGD(0.1), loss, weighted_metrics=[TokenAccuracy(), Perplexity()])
     model.num_microbatches = parts
-    history = model.fit(x, y, 6, 2, shuffle=False, verbose=0, sample_weight=given).history
+    history = model.fit(x, y, 6, 2, shuffle=False, verbose=0, sample_weight=sample_weight).history
     return history, model.get_weights()
 
 
