@@ -9,7 +9,7 @@ import keras
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.layers.int8 import policy_of
 from tf_transformer.models.ensemble import Ensemble
-from tf_transformer.models.families import build_model, config_of, tokenizer_of
+from tf_transformer.models.families import build_model, check_weights, config_of, tokenizer_of
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.lazy import lazily
@@ -50,6 +50,7 @@ def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
             config.check_stored(sum(weight.nbytes for weight in weights))
         models.append(build_model(config, stored["dtype"]))
         size = len(models[-1].weights)
+        check_weights(str(path), models[-1], weights[:size])
         with reading(path, expected):
             models[-1].set_weights(weights[:size])
         weights = weights[size:]

@@ -1,8 +1,9 @@
 """Families of models: the paper's, and those whose pretrained checkpoints load here."""
 
 import dataclasses
+import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,6 +119,17 @@ def build_model(config: TransformerConfig, dtype: str | None = None) -> Transfor
     model = family_of_config(config).model(config, dtype=policy_of(dtype))
     model.build()
     return model
+
+
+def check_weights(name: str, model: Transformer, weights: Sequence[Any]) -> None:
+    """Raises `BadInput` if weights have other shapes than the model's, such as those of a custom class."""
+    shapes = ([tuple(weight.shape) for weight in side] for side in (model.weights, weights))
+    for expected, got in itertools.zip_longest(*shapes):
+        if expected != got:
+            raise BadInput(
+                f"{name}: expected the weights of a {type(model).__name__} with this configuration, got shape {got} "
+                f"instead of {expected}. A model of a custom class cannot be rebuilt from its configuration."
+            )
 
 
 def tokenizer_of(model: bytes) -> Tokenizer:

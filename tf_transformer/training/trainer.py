@@ -21,7 +21,7 @@ from tf_transformer.inference.loading import trained
 from tf_transformer.inference.translator import Translator
 from tf_transformer.layers.lora import freeze, frozen_weights
 from tf_transformer.models.ensemble import Ensemble
-from tf_transformer.models.families import build_model, load_tokenizer
+from tf_transformer.models.families import build_model, check_weights, family_of_config, load_tokenizer
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.training import losses as training
@@ -199,6 +199,8 @@ class Trainer:
             expected = ", ".join(f"{name}={start_sizes[name]}" for name in differing)
             got = ", ".join(f"{name}={sizes.get(name)}" for name in differing)
             raise BadInput(f"config: expected the sizes of the model to start from, {expected}; got {got}")
+        if type(start.model) is not family_of_config(self.config).model:
+            check_weights("start", build_model(self.config, "float32"), start.astype("float32").model.weights)
 
     @checked
     def fit(self, until: Count | None = None) -> History:
