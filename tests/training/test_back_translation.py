@@ -1,4 +1,4 @@
-"""The example of back-translation: what each of its models learns."""
+"""The example of back-translation: the training data of each model."""
 
 from types import SimpleNamespace
 
@@ -8,8 +8,8 @@ import tf_transformer as tt
 from examples import back_translation
 
 
-def test_what_each_model_learns(text, tmp_path, monkeypatch, capsys):
-    """Of further pairs no source is seen, and the model of both has a tag for synthetic pairs alone."""
+def test_training_data(text, tmp_path, monkeypatch, capsys):
+    """The sources of additional pairs are not used, and only synthetic pairs have a tag."""
     english, german = ((text / f"train.{side}").read_text().splitlines() for side in ("en", "de"))
     trainers = {}
     monkeypatch.setattr(tt.Trainer, "fit", lambda self: trainers.update({self.run.path.name: self}))
@@ -17,9 +17,9 @@ def test_what_each_model_learns(text, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tt.Trainer, "translator", lambda self: reverse)
     argv = [*options(text), "--run", str(tmp_path), "--real", "31", "--synthetic", "17", "--k", "3", "--steps", "9"]
     back_translation.main(argv)
-    real, more = list(zip(english[:31], german[:31], strict=True)), german[31:48]
+    real, extra = list(zip(english[:31], german[:31], strict=True)), german[31:48]
     expected = {"reverse": [pair[::-1] for pair in real], "real": real}
-    expected["both"] = real + [(f"<bt> 3 of {text}", text) for text in more]
+    expected["both"] = real + [(f"<bt> 3 of {text}", text) for text in extra]
     for (name, pairs), trainer in zip(expected.items(), trainers.values(), strict=True):
         assert [(source.decode(), target.decode()) for _, source, target in trainer.corpus.train.rows()] == pairs
         assert trainer.run.path == tmp_path / name and trainer.recipe.steps == 9

@@ -1,4 +1,4 @@
-"""A training whose numbers go wrong says where; what is said, drawn and scored while it goes on."""
+"""Callbacks of a training: non-finite values, progress, scores of the dev set."""
 
 import re
 import sys
@@ -7,22 +7,22 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from test_checkpoints import fresh
+from test_run import fresh_model
 
 import tf_transformer as tt
 from tf_transformer.training import callbacks
 from tf_transformer.training.callbacks import DevScore, DevText, StopOnNonFinite
 
 
-def watched(skip, wrong, steps=5, first=2):
-    """The history and the weights of a training that begins with the batch `first`; those in `wrong` are not finite."""
+def train(skip, wrong, steps=5, first=2):
+    """Trains from batch `first`, where the losses of the batches `wrong` are infinite. Returns history and weights."""
     import tensorflow as tf
 
     class Numbers:
         def __getitem__(self, batch):
             return types.SimpleNamespace(lines=np.array([batch * 100 + 7, batch * 100 + 3, 0]))
 
-    model = fresh(skip)
+    model = fresh_model()
     data = tf.data.Dataset.range(first, first + steps)
     data = data.map(lambda batch: tf.fill((5, 7), tf.where(tf.reduce_any(batch == wrong), 18, 5)))
     watch = StopOnNonFinite(Numbers(), first=first, skip=skip)
@@ -33,37 +33,33 @@ def watched(skip, wrong, steps=5, first=2):
 MESSAGE = "step 5: the loss or a gradient is not finite, from lines 403, 407 of the training set"
 
 
-@pytest.mark.parametrize("skip", [False, True])
-def test_numbers_that_go_wrong_name_their_lines(capsys, skip):
-    if skip:
-        history, weights = watched(True, [4])
-        assert capsys.readouterr().out.count(MESSAGE) == 1
-        assert np.isfinite(history["loss"]).all()
-        assert history["tokens"] == [4 * 5 * 7]  # of five batches
-        assert all(np.isfinite(weight).all() for weight in weights)
-    else:
-        with pytest.raises(tt.BadInput, match=MESSAGE):  # the first; from then on all are
-            watched(False, [4])
+def test_a_message_names_the_lines_of_a_batch_that_is_not_finite(capsys):
+    history, weights = train(True, [4])
+    assert capsys.readouterr().out.count(MESSAGE) == 1
+    assert np.isfinite(history["loss"]).all()
+    assert history["tokens"] == [4 * 5 * 7]
+    assert all(np.isfinite(weight).all() for weight in weights)
+    with pytest.raises(tt.BadInput, match=MESSAGE):
+        train(False, [4])
 
 
-def test_every_update_that_was_left_out_is_named(capsys):
-    """Also if there are many; and once, since one look does not see what another has seen."""
+def test_every_skipped_update_is_reported_once(capsys):
     wrong = [4, 7, 30, 31, 33, 60]
-    watched(True, wrong, steps=120)
+    train(True, wrong, steps=120)
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     assert [line.split(":")[0].rstrip(".") for line in lines] == [
         *("  step 5", "  step 8", "  step 31"),
         "  2 more updates were skipped, at steps 32, 34",
         "  step 61",
     ]
-    watched(True, list(range(130)), steps=120, first=0)
+    train(True, list(range(130)), steps=120, first=0)
     printed = capsys.readouterr().out
     assert all(f" {number}{end}" in printed for number in (1, 51, 101) for end in ":")
     assert ", 50\n" in printed and ", 100\n" in printed and ", 120\n" in printed
 
 
 def test_a_check_of_each_step_would_make_a_gpu_wait():
-    """So it looks at the variables of the device every 50 steps, and at the end of an epoch."""
+    """So it reads the variables of the device every 50 steps, and at the end of an epoch."""
     looks = []
     watch = StopOnNonFinite(iter, first=0)
     values = types.SimpleNamespace(numpy=lambda: looks.append(watch.number) or 0, shape=(50,))
@@ -76,7 +72,7 @@ def test_a_check_of_each_step_would_make_a_gpu_wait():
 
 
 def test_a_log_file_gets_plain_lines(tmp_path, capsys, monkeypatch):
-    """One every six seconds, and one an epoch; of ten steps of two seconds each, three lie between two lines."""
+    """It gets a line every six seconds, which is three steps of two seconds, and at the end of an epoch."""
     now = iter(range(0, 10_000, 2))
     monkeypatch.setattr(callbacks.time, "monotonic", lambda: next(now))
     watch = callbacks.ProgressLogger(seconds=6)
@@ -93,7 +89,7 @@ def test_a_log_file_gets_plain_lines(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("stream", [True, False, None, types.SimpleNamespace(write=len, flush=int), "closed"])
 def test_a_terminal_gets_keras_s_bar(stream, tmp_path, monkeypatch):
-    """A service's stream is none, or has `write` and `flush` alone, as a logger of one's own has."""
+    """A service's stream may be `None`, or have only `write` and `flush`, like a custom logger."""
     if stream == "closed":
         with open(tmp_path / "closed", "w") as stream:
             pass
@@ -104,7 +100,7 @@ def test_a_terminal_gets_keras_s_bar(stream, tmp_path, monkeypatch):
     assert type(callbacks.progress(7)) is (callbacks.Bar if is_terminal else callbacks.ProgressLogger)
 
 
-def test_a_notebook_gets_the_bar_too(monkeypatch):
+def test_a_notebook_gets_the_bar(monkeypatch):
     monkeypatch.setattr("sys.stdout", types.SimpleNamespace(isatty=lambda: False))
     monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
     assert isinstance(callbacks.progress(7), callbacks.Bar)
@@ -112,7 +108,7 @@ def test_a_notebook_gets_the_bar_too(monkeypatch):
 
 @pytest.mark.parametrize("bar", [True, False])
 def test_progress_counts_the_steps_of_the_training(bar, capsys):
-    """Of 17 in all, 5 are made; 3 lie before the next checkpoint. Nothing is called an epoch, which is a pass."""
+    """5 of 17 steps are made, and the next checkpoint is after 3 more. Lines count no epochs, which are passes."""
     watch = callbacks.Bar(17) if bar else callbacks.ProgressLogger(seconds=0, steps=17)
     model = types.SimpleNamespace(optimizer=types.SimpleNamespace(iterations=np.array(5)))
     watch.set_model(model)
@@ -133,7 +129,7 @@ def test_progress_counts_the_steps_of_the_training(bar, capsys):
 
 
 def test_the_bar_fits_the_terminal(capsys, monkeypatch):
-    """Of many values it shows the first that fit; all are in the line of the checkpoint."""
+    """It shows the first values that fit. The line of the checkpoint has all."""
     monkeypatch.setenv("COLUMNS", "80")
     watch = callbacks.Bar(3)
     watch.set_model(types.SimpleNamespace(optimizer=types.SimpleNamespace(iterations=np.array(0))))
@@ -150,7 +146,7 @@ def test_the_bar_fits_the_terminal(capsys, monkeypatch):
     assert all(f"{name} 12,346" in line for name in logs)
 
 
-def test_the_dev_text_is_thinned_evenly():
+def test_the_dev_set_is_thinned_evenly():
     dev = callbacks.DevText("BLEU", len, list(range(17)), list(range(17, 34)))
     assert dev.thinned(5).source == [0, 4, 8, 12, 16]
     assert dev.thinned(5).references == [17, 21, 25, 29, 33]
@@ -158,7 +154,7 @@ def test_the_dev_text_is_thinned_evenly():
 
 
 def test_outputs_are_written_into_one_file(tmp_path):
-    """For TensorBoard: however many checkpoints a run has; and it is closed, also where a callback ends `fit`."""
+    """TensorBoard gets one file per `fit`, which is closed, also if a callback ends `fit`."""
     score = DevScore(lambda texts: texts, DevText("BLEU", lambda *_: 7.0, ["a"], ["b"]), logs=tmp_path)
     score.set_model(types.SimpleNamespace(optimizer=types.SimpleNamespace(iterations=3), after_fit=ExitStack()))
     for number in range(2):
@@ -171,8 +167,8 @@ def test_outputs_are_written_into_one_file(tmp_path):
         assert writer._closed
 
 
-def test_without_tensorboard_a_training_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
-    """TensorFlow alone cannot write events."""
+def test_a_training_without_tensorboard(tmp_path, monkeypatch, capsys):
+    """TensorFlow without TensorBoard cannot write events."""
     monkeypatch.setattr(callbacks, "_is_installed", lambda name: name != "tensorboard")
     assert callbacks.board(tmp_path) == []
     assert "nothing for TensorBoard, which is not installed" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A training that is told to stop goes on as if it never had been."""
+"""The callback `Checkpoints`: interrupted trainings resume as if they had not been interrupted."""
 
 import csv
 import functools
@@ -9,21 +9,15 @@ import types
 import keras
 import numpy as np
 import pytest
-import test_run
-from test_run import CONFIG, batches, new_model, train
+from test_run import CONFIG, batches, fresh_model, train
 
 import tf_transformer as tt
 from tf_transformer.training.callbacks import Checkpoints, DevScore, DevText, ProgressLogger, TrainingInterrupted
 from tf_transformer.training.run import Run
 
 
-class InfiniteAt18(tt.SmoothedCrossEntropy):
-    def call(self, y_true, y_pred):
-        return super().call(y_true, y_pred) * keras.ops.where(keras.ops.any(y_true == 18), np.inf, 1.0)
-
-
 class Signals(keras.callbacks.Callback):
-    """Sends this process signals during the step of that number."""
+    """Sends signals to this process during a step."""
 
     def __init__(self, step, *numbers):
         super().__init__()
@@ -36,47 +30,18 @@ class Signals(keras.callbacks.Callback):
                 signal.raise_signal(number)
 
 
-@functools.cache
-def prepared(skip=None):
-    """A model, compiled once for all tests, since TensorFlow prepares its step for seconds; and its first values."""
-    model = new_model()
-    if skip is not None:
-        model.skip_not_finite = skip
-        metrics = [tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()]
-        model.compile(keras.optimizers.SGD(0.1), InfiniteAt18(0.1), metrics=metrics)
-    model.optimizer.build(model.trainable_variables)
-    model.make_train_function()
-    variables = [*model.variables, *model.optimizer.variables]
-    variables += [model.steps_made, model.not_finite, model.not_finite_steps]
-    return model, [(variable, np.array(variable)) for variable in variables]
-
-
-def fresh(skip=None):
-    model, values = prepared(skip)
-    for variable, value in values:
-        variable.assign(value)
-    return model
-
-
 @pytest.fixture
-def one_model(monkeypatch):
-    """`train` has one model, which begins anew each time."""
-    monkeypatch.setattr(test_run, "new_model", fresh)
-
-
-@pytest.fixture
-def heard():
-    """Ctrl-C is heard, as in a terminal; what a script starts with & ignores it, and these tests may be such."""
+def ctrl_c():
+    """Python handles Ctrl-C like in a terminal. Programs that a script starts with & ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.program
-def test_resumed_is_never_stopped(tmp_path):
-    """Weights, optimizer, schedule, dropout's random state, position in the data, history; and of half an epoch."""
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    """Weights, optimizer, schedule, random state of dropout, position in the data and history, also within epochs."""
     whole, parts = Run(tmp_path / "whole"), Run(tmp_path / "parts")
-    expected = train(whole, 4)
+    expected = [np.array(variable) for variable in train(whole, 4).variables]
     train(parts, 1)
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(TrainingInterrupted, match="stopped after saving step 5"):
@@ -84,10 +49,10 @@ def test_resumed_is_never_stopped(tmp_path):
     assert signal.getsignal(signal.SIGTERM) is handler
     train(Run(tmp_path / "parts"), 3)
     model = train(Run(tmp_path / "parts"), 4)
-    for weight, other in zip(model.variables, expected.variables, strict=True):
-        np.testing.assert_array_equal(np.asarray(weight), np.asarray(other), err_msg=weight.path)
+    for weight, other in zip(model.variables, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(weight), other, err_msg=weight.path)
     names = [[path.name for path in run.checkpoints()] for run in (whole, parts)]
-    assert names[0] == names[1]  # so that the average is the same
+    assert names[0] == names[1]
     files = [(tmp_path / name / "history.csv").read_text().splitlines() for name in ("whole", "parts")]
     rows = [list(csv.DictReader(lines)) for lines in files]
     assert [row["step"] for row in rows[1]] == ["3", "6", "9", "12"]
@@ -98,9 +63,8 @@ def test_resumed_is_never_stopped(tmp_path):
     assert rows[0][-1]["target_tokens"] == str(4 * 3 * 5 * 7)
 
 
-@pytest.mark.program
-def test_stopped_in_an_epoch_s_last_step(one_model, tmp_path):
-    """The epoch ends there, with its row, and no further step is made."""
+def test_a_signal_in_the_last_step_of_an_epoch(tmp_path):
+    """The epoch ends, with its row, and no other step is made."""
     whole, parts = (Run(tmp_path / name, keep=2) for name in ("whole", "parts"))
     train(whole, 3)
     with pytest.raises(TrainingInterrupted, match="stopped after saving step 6"):
@@ -109,12 +73,12 @@ def test_stopped_in_an_epoch_s_last_step(one_model, tmp_path):
     assert names == ["step-00000003", "step-00000006"]
     train(Run(tmp_path / "parts", keep=2), 3)
     assert [path.name for path in parts.checkpoints()] == ["step-00000006", "step-00000009"]
-    for row, other in zip(*(Run(run.path).restore(new_model())["history"] for run in (whole, parts)), strict=True):
+    for row, other in zip(*(Run(run.path).newest()[1]["history"] for run in (whole, parts)), strict=True):
         assert row["loss"] == other["loss"]
 
 
-def test_a_shorter_last_epoch(one_model, tmp_path):
-    """The last step is its end, also where it is told to stop in it."""
+def test_a_shorter_last_epoch(tmp_path):
+    """It ends at the last step, also if a signal arrives then."""
     run = Run(tmp_path / "run")
     with pytest.raises(TrainingInterrupted, match="stopped after saving step 8"):
         train(run, 3, Signals(8, signal.SIGTERM), steps=8)
@@ -123,7 +87,7 @@ def test_a_shorter_last_epoch(one_model, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_while_the_last_epoch_ends_is_heard(number, heard, one_model, tmp_path):
+def test_a_signal_while_the_last_epoch_ends(number, ctrl_c, tmp_path):
     stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: signal.raise_signal(number))
     run = Run(tmp_path / "run")
     handler = signal.getsignal(number)
@@ -134,9 +98,9 @@ def test_a_signal_while_the_last_epoch_ends_is_heard(number, heard, one_model, t
     assert [path.name for path in run.checkpoints()] == ["step-00000003"]
 
 
-def test_a_signal_while_an_epoch_is_scored_does_not_wait_for_the_scores(heard, tmp_path, capfd):
-    """The epoch's own checkpoint is the last; its row has what its steps gave, and no score of a part of the text."""
-    model, last = fresh(), None
+def test_a_signal_while_an_epoch_is_scored_does_not_wait_for_the_scores(ctrl_c, tmp_path, capfd):
+    """The epoch's checkpoint is the last. Its row has the values of the steps and no partial score."""
+    model, last = fresh_model(), None
     fit = {"steps_per_epoch": 3, "epochs": 2, "validation_data": batches(), "validation_steps": 2, "verbose": 0}
     for event in ("on_train_batch_end", "on_test_batch_end", "on_test_end", "on_epoch_end"):
         events, checkpoints, stopper = [], Checkpoints(tmp_path / event), keras.callbacks.Callback()
@@ -157,12 +121,12 @@ def test_a_signal_while_an_epoch_is_scored_does_not_wait_for_the_scores(heard, t
         assert [path.name for path in checkpoints.run.checkpoints()] == ["step-00000003"]
         (row,) = checkpoints.run.history
         assert row["step"] == 3 and np.isfinite(row["loss"]) and not {"val_loss", "dev_bleu"} & set(row)
-        assert last is None or row["loss"] < last  # the same batches again: it goes on learning
+        assert last is None or row["loss"] < last  # trains on the same batches again
         last = row["loss"]
         assert capfd.readouterr().err.count("saving") == 1
 
 
-def test_ctrl_c_saves_and_a_second_one_does_not_wait(heard, one_model, tmp_path, capfd):
+def test_ctrl_c_saves_and_a_second_one_does_not_wait(ctrl_c, tmp_path, capfd):
     run = Run(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
         train(run, 1, Signals(2, signal.SIGINT, signal.SIGINT))
@@ -174,8 +138,8 @@ def test_ctrl_c_saves_and_a_second_one_does_not_wait(heard, one_model, tmp_path,
 
 
 @pytest.mark.parametrize("stream", [None, types.SimpleNamespace(write=len), "closed"])
-def test_a_signal_without_standard_error_writes_into_no_file(stream, heard, tmp_path, monkeypatch):
-    """Where it is closed, a checkpoint's file may have its number."""
+def test_a_signal_without_standard_error_writes_into_no_file(stream, ctrl_c, tmp_path, monkeypatch):
+    """If it is closed, a checkpoint's file may have its number."""
     if stream == "closed":
         with open(tmp_path / "closed", "w") as stream:
             pass
@@ -186,7 +150,7 @@ def test_a_signal_without_standard_error_writes_into_no_file(stream, heard, tmp_
         raise TrainingInterrupted("as at the end of a step")
 
 
-def test_a_signal_that_is_ignored_stays_so(one_model, tmp_path):
+def test_an_ignored_signal_is_still_ignored(tmp_path):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         train(Run(tmp_path / "run"), 1, Signals(2, signal.SIGINT))
@@ -195,7 +159,7 @@ def test_a_signal_that_is_ignored_stays_so(one_model, tmp_path):
 
 
 def begin_fit(folder, model, epochs=1, tokenizer=None):
-    """A callback of a `fit` that has begun, without the `fit`."""
+    """Returns the callback after the beginning of a `fit`, without a `fit`."""
     checkpoints = Checkpoints(folder, tokenizer)
     checkpoints.set_params({"epochs": epochs, "steps": 3})
     checkpoints.set_model(model)
@@ -205,7 +169,7 @@ def begin_fit(folder, model, epochs=1, tokenizer=None):
 
 
 def run_epoch(checkpoints, **logs):
-    """One more epoch of three steps, in which nothing is learned."""
+    """Calls the callback for one more epoch of three steps, without training."""
     checkpoints.on_epoch_begin(0)
     for batch in range(3):
         checkpoints.on_train_batch_end(batch, {"loss": 5.0} | logs)
@@ -213,17 +177,23 @@ def run_epoch(checkpoints, **logs):
     checkpoints.on_train_end()
 
 
-def compiled(optimizer=None, loss=None, dtype=None):
-    keras.utils.set_random_seed(5)
+@functools.cache
+def built(dtype):
     model = tt.Transformer(CONFIG, dtype=dtype)
     model.build()
+    return model, model.get_weights()
+
+
+def compiled(optimizer=None, loss=None, dtype=None):
+    """Returns a compiled model without training, the same object for all calls, since building one takes long."""
+    model, weights = built(dtype)
+    model.set_weights(weights)
     model.compile(optimizer or keras.optimizers.Adam(0.5), loss or tt.SmoothedCrossEntropy(0.1))
     return model
 
 
-@pytest.mark.program
-def test_a_fit_that_goes_on_says_so(tmp_path, capsys):
-    """Weights and optimizer of the new model go, and perhaps there is nothing to train."""
+def test_resuming_is_printed(tmp_path, capsys):
+    """Weights and optimizer of the new model are replaced, or there is nothing to train."""
     folder, lines = tmp_path / "run", lambda: capsys.readouterr().out.splitlines()
     run_epoch(begin_fit(folder, compiled(), 1))
     assert lines() == []
@@ -254,18 +224,18 @@ def test_a_fit_that_goes_on_says_so(tmp_path, capsys):
         ({"dtype": "mixed_bfloat16"}, 'dtype was "float32", now "mixed_bfloat16"'),
     ],
 )
-def test_a_fit_goes_on_only_as_it_began(changed, message, tmp_path):
+def test_a_fit_resumes_only_with_the_same_settings(changed, message, tmp_path):
     run_epoch(begin_fit(tmp_path, compiled()))
     model = compiled(**changed)
     model.embedding.embeddings.assign(np.zeros((19, 12)))
     with pytest.raises(tt.BadInput, match=f"{tmp_path} holds a run of another configuration: .*{message}"):
         begin_fit(tmp_path, model)
-    assert not np.asarray(model.embedding.embeddings).any()  # it is as it was
+    assert not np.asarray(model.embedding.embeddings).any()  # nothing was restored
     assert not Run._locks
 
 
-def test_a_run_whose_loss_had_fewer_settings_goes_on(tmp_path):
-    """Before losses had ignore_class."""
+def test_a_run_whose_loss_had_fewer_settings_resumes(tmp_path):
+    """Losses did not always have ignore_class."""
     run_epoch(begin_fit(tmp_path, compiled()))
     (state,) = tmp_path.glob("checkpoints/*/state.json")
     former = json.loads(state.read_text())
@@ -277,8 +247,8 @@ def test_a_run_whose_loss_had_fewer_settings_goes_on(tmp_path):
     Run(tmp_path).unlock()
 
 
-def test_an_optimizer_of_float16_goes_on(tmp_path):
-    """`fit` has built it before a callback restores it; and what does not fit is an error, not a warning of Keras."""
+def test_an_optimizer_of_float16_is_restored(tmp_path):
+    """`fit` has built it before a callback restores it. Other variables are an error, not only Keras's warning."""
     model = compiled(dtype="mixed_float16")
     first = begin_fit(tmp_path, model)
     for variable in model.optimizer.variables:
@@ -296,30 +266,30 @@ def test_an_optimizer_of_float16_goes_on(tmp_path):
     assert not Run._locks
 
 
-def test_a_fit_goes_on_with_a_rate_that_is_a_function(tmp_path):
-    """Keras writes its code into the settings, and the place of that in a file."""
+def test_a_fit_resumes_with_a_rate_that_is_a_function(tmp_path):
+    """Keras writes its code and its position in a file into the settings."""
     rates = [lambda: 0.25, lambda: 0.125 + 0.125]
     for rate in rates:
         run_epoch(begin_fit(tmp_path, compiled(keras.optimizers.Adam(rate)), 2))
 
 
-def test_a_rate_that_a_callback_changed_is_no_other_one(tmp_path):
-    """Neither in a process that goes on with it, nor in a new one, which compiles as the first did."""
+def test_a_run_resumes_with_a_rate_that_a_callback_changed(tmp_path):
+    """The process may have the changed rate, or have compiled the first one again."""
     model = compiled()
     first = begin_fit(tmp_path, model)
     model.optimizer.learning_rate = 0.125
     run_epoch(first)
-    for of in (model, compiled()):
-        again = begin_fit(tmp_path, of, 2)
-        assert float(of.optimizer.learning_rate) == 0.125
+    for make_model in (lambda: model, compiled):
+        again = begin_fit(tmp_path, make_model(), 2)
+        assert float(model.optimizer.learning_rate) == 0.125
         again.on_train_end()
     with pytest.raises(tt.BadInput, match=r"learning_rate was 0\.5, now 0\.25"):
         begin_fit(tmp_path, compiled(keras.optimizers.Adam(0.25)))
     assert not Run._locks
 
 
-def test_tokens_that_nobody_counted_are_no_number(tmp_path):
-    """Also where the run goes on with a count, which is not that of its beginning; a count from the start is one."""
+def test_tokens_are_stored_only_if_all_were_counted(tmp_path):
+    """A run may resume with a metric that it did not have at first."""
     for name, counts, expected in (("none", ({}, {"tokens": 7.0}), None), ("all", [{"tokens": 7.0}] * 2, 14)):
         for logs in counts:
             run_epoch(begin_fit(tmp_path / name, compiled(), 2), **logs)
@@ -329,8 +299,8 @@ def test_tokens_that_nobody_counted_are_no_number(tmp_path):
         assert ("target_tokens" in columns) == bool(expected)
 
 
-def test_logs_that_are_no_numbers_do_not_stop_a_training(tmp_path, capsys):
-    """A callback of one's own adds them: the epoch is saved, with the numbers alone."""
+def test_only_numbers_of_the_logs_are_stored(tmp_path, capsys):
+    """Custom callbacks may add other values."""
     custom = {"note": "good", "rates": np.ones(3), "nothing": None, "mine": np.float32(0.5)}
     run_epoch(begin_fit(tmp_path, compiled()), **custom)
     (row,) = Run(tmp_path).newest()[1]["history"]
@@ -340,8 +310,8 @@ def test_logs_that_are_no_numbers_do_not_stop_a_training(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "epoch 1: loss 5, mine 0.5"
 
 
-def test_a_run_gets_its_tokenizer_late(translator, tmp_path):
-    """It began without one, or was killed before it had one."""
+def test_a_run_may_get_its_tokenizer_later(translator, tmp_path):
+    """It started without one, or was killed before it stored one."""
     file, of_350 = tmp_path / "tokenizer.model", translator.tokenizer
     tokenizer = types.SimpleNamespace(vocab_size=19, fingerprint=of_350.fingerprint, save=of_350.save)
     run_epoch(begin_fit(tmp_path, compiled()))

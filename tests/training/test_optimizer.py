@@ -38,7 +38,7 @@ def test_the_rate_falls_to_0_in_the_last_steps():
 
 
 @pytest.mark.parametrize("cooldown_steps, train_steps", [(7, 0), (7, 6), (-1, 23), (0, 23)])
-def test_the_last_steps_are_some_of_all(cooldown_steps, train_steps):
+def test_a_cooldown_longer_than_the_training_is_an_error(cooldown_steps, train_steps):
     with pytest.raises(BadInput, match="^(cooldown|train)_steps: expected "):
         Cooldown(WarmupSchedule(128), cooldown_steps, train_steps)
 
@@ -82,13 +82,13 @@ def test_adam_is_kerass_adam(options):
 
 
 def test_adam_trains_an_embedding_by_itself():
-    """Its gradient is sparse. Where an id comes twice Keras adds the squares of its gradients; ours squares the sum."""
+    """Its gradient is sparse. For an id that occurs twice, Keras adds squares of gradients. Ours squares the sum."""
     models = [keras.Sequential([keras.layers.Embedding(17, 3), keras.layers.Dense(1)]) for _ in range(2)]
     ids, values = np.array([[3, 5], [7, 11]]), normal(2, 2, 1)
     for model, kind in zip(models, (Adam, keras.optimizers.Adam), strict=True):
         model.build((None, 2))
         model.set_weights([normal(*weight.shape) for weight in model.weights])
-        model.compile(kind(0.1), loss="mse")
+        model.compile(kind(0.1), loss="mse", run_eagerly=True)
         model.fit(ids, values, epochs=3, verbose=0)
     for found, expected in zip(*(model.get_weights() for model in models), strict=True):
         close(found, expected)

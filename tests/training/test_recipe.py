@@ -1,4 +1,4 @@
-"""Recipes: how long a training takes, where its checkpoints are, and those of the presets."""
+"""Recipes: number of steps, interval of checkpoints, and the recipes of presets."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ def test_the_last_checkpoint_is_at_the_end(steps, every, interval):
     assert tt.Recipe(eval_every=every).interval(steps) * round(steps / interval + 0.49) >= steps
 
 
-def test_presets_are_trained_for_what_they_are():
+def test_recipes_of_presets():
     assert set(RECIPES) - {"finetune"} <= set(tt.PRESETS)
     assert recipe_of("A_h4", "translation") == RECIPES["base"]
     assert recipe_of("tiny", "parsing") == dataclasses.replace(RECIPES["parsing_wsj"], steps=800)

@@ -1,4 +1,4 @@
-"""A run's folder survives being killed, damaged and reused."""
+"""Folders of runs that were killed, damaged or reused."""
 
 import dataclasses
 import functools
@@ -29,21 +29,29 @@ FORMER = {
 CONFIG = tt.TransformerConfig(1, 12, 17, 3, dropout=0.3, vocab_size=19)
 
 
+class InfiniteAt18(tt.SmoothedCrossEntropy):
+    """Infinite if all labels of a batch are 18."""
+
+    def call(self, y_true, y_pred):
+        return super().call(y_true, y_pred) * keras.ops.where(keras.ops.all(y_true == 18), np.inf, 1.0)
+
+
 def new_model(config=CONFIG):
     keras.utils.set_random_seed(5)
     model = tt.Transformer(config)
     model.build()
+    model.skip_not_finite = True
     model.compile(
         optimizer=keras.optimizers.Adam(tt.WarmupSchedule(CONFIG.d_model, 20)),
-        loss=tt.SmoothedCrossEntropy(0.1),
-        metrics=[tt.TokenAccuracy(), tt.TokenCount()],
+        loss=InfiniteAt18(0.1),
+        metrics=[tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()],
     )
     return model
 
 
 @functools.cache
-def prepared():
-    """A model, compiled once for all tests, since TensorFlow prepares its step for seconds; and its first values."""
+def traced_model():
+    """Returns a model for all tests, since tracing its step takes seconds, and its variables with their values."""
     model = new_model()
     model.optimizer.build(model.trainable_variables)
     model.make_train_function()
@@ -53,14 +61,15 @@ def prepared():
 
 
 def fresh_model():
-    model, values = prepared()
+    """Returns the model of all tests with its initial values."""
+    model, values = traced_model()
     for variable, value in values:
         variable.assign(value)
     return model
 
 
 def batches(first=0):
-    """An endless stream of batches, from the one numbered `first` on."""
+    """Returns an endless stream of batches, from index `first`."""
     import tensorflow as tf
 
     rng = np.random.default_rng(2)
@@ -68,9 +77,9 @@ def batches(first=0):
     return tf.data.Dataset.from_tensor_slices(((source, target[:, :, :-1]), target[:, :, 1:])).repeat().skip(first)
 
 
-def train(run, epochs, *callbacks, steps=None, make_model=None):
-    """Train to so many epochs of three steps, or steps, going on from the last checkpoint."""
-    model = (make_model or new_model)()
+def train(run, epochs, *callbacks, steps=None):
+    """Trains up to `epochs` epochs of three steps, or `steps` steps, from the last checkpoint."""
+    model = fresh_model()
     checkpoints = Checkpoints(run, steps=steps)
     checkpoints.restore(model)
     while checkpoints.step < (steps or 3 * epochs):
@@ -89,34 +98,34 @@ def train(run, epochs, *callbacks, steps=None, make_model=None):
 
 
 @pytest.fixture(scope="module")
-def of_two_epochs(tmp_path_factory):
+def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    train(Run(folder), 2, make_model=fresh_model)
+    train(Run(folder), 2)
     return folder
 
 
 @pytest.fixture
-def two_epochs(of_two_epochs, tmp_path):
-    """A run that has been trained, each time a new copy, with its checkpoints at the steps 3 and 6."""
-    return shutil.copytree(of_two_epochs, tmp_path / "two")
+def two_epochs(trained, tmp_path):
+    """A new copy of a run with checkpoints at steps 3 and 6."""
+    return shutil.copytree(trained, tmp_path / "two")
 
 
 @pytest.fixture
-def one_epoch(of_two_epochs, tmp_path):
-    """The same after the first, with its checkpoint at step 3."""
-    folder = shutil.copytree(of_two_epochs, tmp_path / "one")
+def one_epoch(trained, tmp_path):
+    """A new copy of a run with a checkpoint at step 3."""
+    folder = shutil.copytree(trained, tmp_path / "one")
     shutil.rmtree(folder / "checkpoints/step-00000006")
     return folder
 
 
 def restored(run):
-    model = new_model()
+    model = fresh_model()
     assert run.restore(model)["step"] == 3
     return model
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "state"])
-def test_a_damaged_checkpoint_is_passed_over_and_not_averaged(two_epochs, capsys, damage):
+def test_a_damaged_checkpoint_is_skipped_and_not_averaged(two_epochs, capsys, damage):
     newest = two_epochs / "checkpoints/step-00000006"
     weights = newest / "model.weights.h5"
     content = weights.read_bytes()
@@ -136,8 +145,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_not_averaged(two_epochs, capsys
         run.weights(last=2)
 
 
-def test_a_damaged_checkpoint_goes_when_training_has_resumed_before_it(two_epochs):
-    """At other steps, so that no new one replaces it; then the last ones are averaged."""
+def test_a_damaged_checkpoint_is_removed_when_training_resumed_before_it(two_epochs):
+    """A checkpoint at another step would not replace it."""
     (two_epochs / "checkpoints/step-00000006/model.weights.h5").write_bytes(b"damaged")
     run = Run(two_epochs)
     run.save(restored(run), 5)
@@ -145,14 +154,13 @@ def test_a_damaged_checkpoint_goes_when_training_has_resumed_before_it(two_epoch
 
 
 def test_dropout_may_begin_and_end_with_a_checkpoint(one_epoch, tmp_path):
-    """Without it a model has no random generators whose state there would be to restore."""
-    without = dataclasses.replace(CONFIG, dropout=0.0)
+    """A model without dropout has no random generators."""
+    model = new_model(dataclasses.replace(CONFIG, dropout=0.0))
     first, second = Run(one_epoch), Run(tmp_path / "second")
-    model, again = new_model(without), new_model()
     assert first.restore(model)["step"] == 3
     second.save(model, 3)
-    second.restore(again)
-    for weight, expected in zip(again.weights, restored(first).weights, strict=True):
+    weights = restored(second).get_weights()
+    for weight, expected in zip(weights, restored(first).get_weights(), strict=True):
         np.testing.assert_array_equal(weight, expected)
 
 
@@ -162,7 +170,7 @@ def test_half_written_is_not_a_checkpoint(one_epoch):
     (half / "model.weights.h5").write_bytes(b"half")
     run = Run(one_epoch)
     restored(run)
-    train(run, 2, make_model=fresh_model)  # and is no obstacle
+    train(run, 2)
     assert not half.exists()
 
 
@@ -179,8 +187,8 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint(one_epoch, monkeypatch)
     restored(Run(one_epoch))
 
 
-def test_a_disk_without_room_for_all_of_it_is_not_written_to(one_epoch, monkeypatch):
-    """HDF5 would crash in the midst of it."""
+def test_a_disk_with_too_little_room_is_not_written_to(one_epoch, monkeypatch):
+    """HDF5 would crash when the disk is full."""
     run = Run(one_epoch)
     model = restored(run)
     least = sum(np.asarray(v).nbytes for v in [*model.trainable_variables, *model.optimizer.variables])
@@ -188,7 +196,7 @@ def test_a_disk_without_room_for_all_of_it_is_not_written_to(one_epoch, monkeypa
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: types.SimpleNamespace(free=free))
         if fits:
             run.save(model, 6)
-            assert Run(one_epoch).restore(new_model())["step"] == 6
+            assert Run(one_epoch).restore(fresh_model())["step"] == 6
         else:
             with pytest.raises(
                 OSError, match=rf"it takes [\d,]+ bytes, {free:,} are free; the last one kept: step-00000003"
@@ -212,12 +220,12 @@ def test_a_folder_belongs_to_one_configuration(tmp_path):
     run.begin(SETTINGS)
     assert json.loads((run.path / "config.json").read_text())["version"] == 1
     assert Run(tmp_path / "run").exists(SETTINGS)
-    later = SETTINGS | {"corpus": SETTINGS["corpus"] | {"word_dropout": 0.0}}  # of a version that has one more option
+    later = SETTINGS | {"corpus": SETTINGS["corpus"] | {"word_dropout": 0.0}}  # a later version has one more option
     assert Run(tmp_path / "run").exists(later)
     later["corpus"]["word_dropout"] = 0.1
     with pytest.raises(tt.BadInput, match=r"corpus.word_dropout was null, now 0.1"):
         Run(tmp_path / "run").exists(later)
-    older = Run(tmp_path / "older")  # of a version that had two more
+    older = Run(tmp_path / "older")  # an earlier version had two more
     older.begin(SETTINGS | {"corpus": SETTINGS["corpus"] | {"sorted": 0, "shards": 2}})
     with pytest.raises(tt.BadInput, match=r"configuration: corpus\.shards was 2, now null;"):
         older.exists(SETTINGS)
@@ -227,27 +235,15 @@ def test_a_folder_belongs_to_one_configuration(tmp_path):
         run.exists(SETTINGS | {"kind": "parsing"})
 
 
-def test_what_may_change_as_a_run_goes_on(tmp_path):
-    """How far it is trained and how often it is looked at; not what its weights depend on."""
+def test_options_that_may_change_when_a_run_is_resumed(tmp_path):
+    """The weights do not depend on them."""
     run = Run(tmp_path)
     run.begin(SETTINGS | {"recipe": tt.Recipe(steps=30).to_dict()})
-    free = {
-        "steps": 40,
-        "eval_every": 7,
-        "average_last": 3,
-        "dev_sentences": 11,
-        "num_microbatches": 2,
-        "on_nan": "skip",
-    }
-    free |= {"jit_compile": "on", "early_stopping_patience": 3}
+    free = {"steps": 40, "eval_every": 7, "average_last": 3, "dev_sentences": 11, "num_microbatches": 2}
+    free |= {"on_nan": "skip", "jit_compile": "on", "early_stopping_patience": 3}
     assert run.exists(SETTINGS | {"recipe": tt.Recipe(**free).to_dict()})
-    changes = {
-        "batch_tokens": 7,
-        "warmup_steps": 7,
-        "learning_rate_factor": 0.7,
-        "cooldown_steps": 7,
-        "tokenizer": "unigram",
-    }
+    changes = {"batch_tokens": 7, "warmup_steps": 7, "learning_rate_factor": 0.7, "cooldown_steps": 7}
+    changes |= {"tokenizer": "unigram"}
     changes |= {"mixed_precision": "bfloat16", "clip_norm": 0.7, "seed": 7, "learning_rate": 0.7, "ema_momentum": 0.7}
     assert {*free, *changes, "epochs"} == set(tt.Recipe().to_dict())
     for name, value in changes.items():
@@ -256,7 +252,7 @@ def test_what_may_change_as_a_run_goes_on(tmp_path):
 
 
 def test_a_run_with_former_names_of_options_is_the_same_run(tmp_path):
-    """In its recipe, and in the schedule and the loss that it was given."""
+    """The names occur in the recipe, the schedule and the loss."""
     recipe = tt.Recipe(steps=30, num_microbatches=2, learning_rate_factor=0.5, early_stopping_patience=7)
     schedule, loss = tt.WarmupSchedule(32, 10, learning_rate_factor=0.5), tt.SmoothedCrossEntropy(0.2)
     now = SETTINGS | {"recipe": recipe.to_dict(), "keras": {"schedule": described(schedule), "loss": described(loss)}}
@@ -266,49 +262,43 @@ def test_a_run_with_former_names_of_options_is_the_same_run(tmp_path):
         text = text.replace(f'"{name}"', f'"{former}"')
     run.begin(json.loads(text))
     assert Run(tmp_path).exists(now)
-    for made in (schedule, loss):
-        config = {FORMER.get(name, name): value for name, value in made.get_config().items()}
-        assert type(made).from_config(config).get_config() == made.get_config()
+    for expected in (schedule, loss):
+        config = {FORMER.get(name, name): value for name, value in expected.get_config().items()}
+        assert type(expected).from_config(config).get_config() == expected.get_config()
 
 
-def test_a_run_of_another_version_is_refused(tmp_path):
+def test_a_run_of_another_version_is_an_error(tmp_path):
     for version in (0, 2):
         (tmp_path / "config.json").write_text(json.dumps(SETTINGS | {"version": version}))
         with pytest.raises(tt.BadInput, match=f"expected version 1, got {version}$"):
             Run(tmp_path).settings()
 
 
-LOCKED = """
-import sys
-from tf_transformer.training.run import Run
-Run(sys.argv[1]).lock()
-print("locked", flush=True)
-sys.stdin.read()
-"""
-LOCKS_ITS_FILE = """
+LOCKS = """
 import sys
 from pathlib import Path
 from tf_transformer.utils.files import locked
 with locked(Path(sys.argv[1]), "{owner} is training it"):
-    pass
-"""  # as `Run.lock` does, without the seconds that Keras takes to be imported
+    print("locked", flush=True)
+    sys.stdin.read()
+"""  # like `Run.lock`, without importing Keras
 
 
 @pytest.mark.program
 def test_a_run_in_use_is_locked_until_its_process_dies(tmp_path):
     path = tmp_path / "run"
-    command, pipe = [sys.executable, "-c", LOCKED, str(path)], subprocess.PIPE
+    path.mkdir()
+    command, pipe = [sys.executable, "-c", LOCKS, str(path / LOCK)], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             assert process.stdout.readline() == "locked\n", process.stderr.read()
             with pytest.raises(tt.BadInput, match=f"run: .*; process {process.pid} on .* is training it"):
                 Run(path).lock()
-            assert not Run(path, writes=False).lock()  # a worker beside the one that writes
+            assert not Run(path, writes=False).lock()  # another worker, which does not write
         finally:
             process.kill()
     run, other = Run(path), Run(path)
     assert run.lock() and not other.lock()  # this process has it
-    command = [sys.executable, "-c", LOCKS_ITS_FILE, str(path / LOCK)]
     error = subprocess.run(command, stderr=pipe, text=True).stderr
     assert error.strip().endswith(f"process {os.getpid()} on {socket.gethostname()} is training it")
     other.unlock()
@@ -316,11 +306,11 @@ def test_a_run_in_use_is_locked_until_its_process_dies(tmp_path):
     run.unlock()
     assert other.lock()
     other.unlock()
-    assert not Run(path).exists(SETTINGS)  # the lock is no obstacle to a new run
+    assert not Run(path).exists(SETTINGS)  # a new run may begin despite the lock file
 
 
-def test_a_fit_that_raises_locks_nobody_out(two_epochs):
-    """Neither another process, whose file is another one, nor the next `fit` here."""
+def test_a_fit_that_raises_releases_the_lock(two_epochs):
+    """Another process and the next `fit` can take it."""
 
     class Fails(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -345,8 +335,8 @@ def test_a_fit_that_raises_locks_nobody_out(two_epochs):
     assert [path.name for path in Run(two_epochs).checkpoints()][-1] == "step-00000009"
 
 
-def test_lora_goes_on_learning(tmp_path):
-    """From the function that it had learned. What Keras's files leave of an adapter would stay 0."""
+def test_lora_is_restored_and_trains(tmp_path):
+    """In Keras's files, adapters are merged into the weights. Adapters of zeros would have no gradient."""
 
     def adapted():
         model = new_model()
@@ -358,13 +348,13 @@ def test_lora_goes_on_learning(tmp_path):
     layer.lora_kernel_b.assign(np.ones(layer.lora_kernel_b.shape))
     model.optimizer.build(model.trainable_variables)
     Run(tmp_path).save(model, 3)
-    again, its = adapted()
-    Run(tmp_path).restore(again)
-    np.testing.assert_allclose(its.kernel, layer.kernel, rtol=1e-5)
-    assert np.all(its.lora_kernel_a != 0) and np.all(its.lora_kernel_b == 0)  # B's gradient is not 0
+    restored_model, restored_layer = adapted()
+    Run(tmp_path).restore(restored_model)
+    np.testing.assert_allclose(restored_layer.kernel, layer.kernel, rtol=1e-5)
+    assert np.all(restored_layer.lora_kernel_a != 0) and np.all(restored_layer.lora_kernel_b == 0)
 
 
-def test_other_peoples_folders_are_left_alone(tmp_path):
+def test_a_folder_of_other_files_is_an_error(tmp_path):
     (tmp_path / "thesis.tex").write_text("...")
     with pytest.raises(tt.BadInput, match="found other files and no config.json"):
         Run(tmp_path).exists({})

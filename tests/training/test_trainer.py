@@ -1,4 +1,4 @@
-"""Training from Python: what a person writes, killed and gone on with, in another way than the default, in use."""
+"""The Trainer: runs that are stopped, killed and resumed, and settings that change or don't fit."""
 
 import dataclasses
 import functools
@@ -7,9 +7,7 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
+import socket
 from unittest import mock
 
 import keras
@@ -24,7 +22,8 @@ from tf_transformer.data.batches import Ids
 from tf_transformer.data.corpus import Batching, Corpus
 from tf_transformer.training import trainer as trainers
 from tf_transformer.training.callbacks import TrainingInterrupted
-from tf_transformer.training.run import Run
+from tf_transformer.training.run import LOCK, Run
+from tf_transformer.utils.files import locked
 
 CONFIG = dataclasses.replace(tt.PRESETS["tiny"], num_layers=1, d_model=16, d_ff=8, vocab_size=350)
 RECIPE = tt.Recipe(steps=7, batch_tokens=512, warmup_steps=3, eval_every=3, dev_sentences=3)
@@ -39,10 +38,10 @@ MAKE_MODEL = tt.Trainer.make_model
 
 
 @functools.cache
-def prepared():
-    """The model of `RECIPE`, compiled once for all tests, since TensorFlow prepares its step for seconds; and its
-    first values."""
-    model = MAKE_MODEL(tt.Trainer("nowhere", CONFIG, tt.ToyCorpus(), RECIPE), RECIPE.steps)
+def traced_model(recipe):
+    """Returns a model for all tests, since tracing its step takes seconds, and its variables with their values."""
+    corpus = Corpus(tt.sources.MemorySource(["a"], ["b"]), (["a"], ["b"]))
+    model = MAKE_MODEL(tt.Trainer("nowhere", CONFIG, corpus, recipe), RECIPE.steps)
     model.optimizer.build(model.trainable_variables)
     model.make_train_function()
     variables = [*model.variables, *model.optimizer.variables]
@@ -50,83 +49,24 @@ def prepared():
     return model, [(variable, np.array(variable)) for variable in variables]
 
 
+def fresh_model(trainer, steps):
+    """Replaces `make_model`. Steps and checkpoints do not change the model if its rate has no cooldown."""
+    assert trainer.config == CONFIG and not (trainer.recipe.cooldown_steps or trainer.optimizer or trainer.schedule)
+    same = {"steps": RECIPE.steps, "eval_every": RECIPE.eval_every, "early_stopping_patience": None}
+    model, values = traced_model(dataclasses.replace(trainer.recipe, **same))
+    for variable, value in values:
+        variable.assign(value)
+    return model
+
+
 @pytest.fixture
 def one_model(monkeypatch):
-    """Trainers with `RECIPE` have one model, which begins anew each time."""
-
-    def fresh(trainer, steps):
-        assert (trainer.config, trainer.recipe, steps) == (CONFIG, RECIPE, RECIPE.steps)
-        model, values = prepared()
-        for variable, value in values:
-            variable.assign(value)
-        return model
-
-    monkeypatch.setattr(tt.Trainer, "make_model", fresh)
-
-
-# What a person writes, as it stands in `Trainer`'s documentation and in the README.
-PROGRAM = """
-import tf_transformer as tt
-
-corpus = tt.TextCorpus(train=("train.en", "train.de"), dev=("dev.en", "dev.de"))
-trainer = tt.Trainer("runs/mine", tt.PRESETS["tiny"], corpus, tt.Recipe(steps=800, batch_tokens=2_048, warmup_steps=300))
-trainer.fit()                                # goes on from the last checkpoint if there is one; fit(until=400) stops earlier
-translator = trainer.translator(beam_size=4) # the average of the last checkpoints
-trainer.evaluate(("test.en", "test.de"))     # BLEU, chrF and their signatures
-translator.save("savedmodels/mine/1")
-
-tt.load("runs/mine")                         # a Translator, or a Parser: the run knows what it is
-"""  # noqa: E501
-SMALLER = PROGRAM.replace('tt.PRESETS["tiny"]', "config").replace("steps=800", "steps=8, eval_every=2")
-SMALLER = SMALLER.replace(
-    "import tf_transformer as tt\n",
-    "import tf_transformer as tt\nimport dataclasses\n"
-    'config = dataclasses.replace(tt.PRESETS["tiny"], num_layers=1, d_model=16, d_ff=8, vocab_size=350)\n',
-)
-
-
-def killed_once(program, text, folder):
-    """Run in a process that is killed when it has saved a checkpoint, and run again."""
-    folder.mkdir()
-    for name in ("train", "dev", "test"):
-        for side in ("en", "de"):
-            os.symlink(text / f"{name}.{side}", folder / f"{name}.{side}")
-    begin = lambda: subprocess.Popen([sys.executable, "-c", program], cwd=folder, stdout=subprocess.DEVNULL)  # noqa: E731
-    process, deadline = begin(), time.monotonic() + 240
-    while not list(folder.glob("runs/mine/checkpoints/step-*")) and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL and not (folder / "savedmodels").exists()
-    assert begin().wait() == 0
-    assert (folder / "savedmodels/mine/1/saved_model.pb").exists() == ("save(" in program)
+    monkeypatch.setattr(tt.Trainer, "make_model", fresh_model)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("train", ["text", "records"])
-def test_what_a_person_writes_is_killed_and_goes_on(train, text, corpus, tmp_path):
-    """With the weights of a run that was not. The records make an epoch of four
-    batches in two blocks, so that the kill is in the middle of one."""
-    program = SMALLER
-    if train == "records":
-        some = tt.sources.MemorySource(*(side[:150] for side in corpus.train.texts()))
-        work = tt.Preparation(some, tmp_path / "made")
-        work.run(some.parts(10, work.folder), corpus.train_tokenizer(350, "bpe"))
-        corpus = tt.Corpus(tt.Records(work.folder), corpus.dev)
-        files = 'TextCorpus(train=("train.en", "train.de"), dev=("dev.en", "dev.de"))'
-        program = SMALLER.replace(files, 'Corpus(tt.Records("../made"), tt.data.read_text_pairs("dev.en", "dev.de"))')
-        program = program.partition("translator = ")[0]
-        assert "Records" in program and len(corpus.train.blocks()) == 2
-        assert len(corpus.batches(Batching(corpus.train.tokenizer, 2_048, 1))) == 4
-    killed_once(program, text, tmp_path / "killed")
-    whole = tt.Trainer(tmp_path / "whole", CONFIG, corpus, tt.Recipe(8, None, 2_048, 300, eval_every=2))
-    whole.fit()
-    same_weights(tmp_path / "killed/runs/mine", tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
-    """At a checkpoint, between two, and twice in one epoch: with the same end, and the same checkpoints."""
+def test_a_run_in_several_parts_ends_with_the_same_weights(one_model, unscored, corpus, tmp_path, capsys):
+    """Parts end at a checkpoint, between two, and twice in one epoch."""
     whole = tt.Trainer(tmp_path / "whole", CONFIG, corpus, RECIPE)
     history = whole.fit()
     assert [row["step"] for row in history] == [4, 7]
@@ -158,7 +98,7 @@ def test_stops_where_it_is_told_to(corpus, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("batches", "tokens", "name"), [(6, 25_000, "multi30k"), (1, 4_096, "tiny"), (20, 25_000, "")])
-def test_a_text_that_is_small_for_its_batches_gets_a_recipe_named(batches, tokens, name, capsys):
+def test_a_warning_of_few_batches_names_a_recipe(batches, tokens, name, capsys):
     """Six batches of 25,000 tokens are thirty-six of 4,096."""
     trainers._warn_of_few(batches, tokens)
     printed = capsys.readouterr().out
@@ -171,24 +111,22 @@ def test_a_text_that_is_small_for_its_batches_gets_a_recipe_named(batches, token
 
 
 @pytest.mark.program
-def test_a_run_stops_when_its_score_gets_no_better(unscored, corpus, tmp_path):
-    """It counts checkpoints in a row; a stop in between changes nothing."""
-    recipe = dataclasses.replace(RECIPE, steps=11, eval_every=1, learning_rate=1e-9, early_stopping_patience=3)
+def test_early_stopping(one_model, unscored, corpus, tmp_path):
+    """It counts checkpoints in a row, also if the run is interrupted."""
+    recipe = dataclasses.replace(RECIPE, steps=11, eval_every=1, early_stopping_patience=3)
     trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe)
     history = trainer.fit(until=2)
     assert history.history["step"] == [1, 2] == [row["step"] for row in history]
     assert repr(history).startswith("History of 2 checkpoints, step 2, ") and "dev_bleu" in repr(history)
-    model = trainer._model
     trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe)
-    trainer._model = model  # whose step is traced; a run goes on from what its checkpoint holds
     assert [row["step"] for row in trainer.fit()] == [1, 2, 3, 4] == [row["step"] for row in trainer.fit()]
     assert {row["dev_bleu"] for row in trainer.run.history} == {trainer.run.history[0]["dev_bleu"]}
-    assert [row["step"] for row in trainer.fit(until=5)] == [1, 2, 3, 4, 5]  # batches for more
+    assert [row["step"] for row in trainer.fit(until=5)] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.slow
 def test_epochs_are_passes(unscored, corpus, tmp_path):
-    """Of a small text, too: three passes train on every target token three times."""
+    """Three passes train on every target token three times."""
     recipe = dataclasses.replace(RECIPE, steps=None, epochs=3, eval_every=None)
     trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe)
     trainer.fit()
@@ -202,12 +140,12 @@ def test_epochs_are_passes(unscored, corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_compiled_step_sees_the_shapes_that_were_counted(unscored, corpus, tmp_path, monkeypatch, capsys):
-    """Each batch has its bucket's shape, and trains as the narrow one does."""
+def test_a_compiled_step_gets_the_shapes_that_were_counted(unscored, corpus, tmp_path, monkeypatch, capsys):
+    """Each batch has its bucket's shape, and trains like the narrow one."""
     losses, shapes = {}, set()
     batch = Ids.batch
     for switch in ("on", "off"):
-        monkeypatch.setattr(Ids, "batch", lambda *given: shapes.add(given[2:]) or batch(*given))
+        monkeypatch.setattr(Ids, "batch", lambda *args: shapes.add(args[2:]) or batch(*args))
         recipe = dataclasses.replace(RECIPE, jit_compile=switch, steps=2, batch_tokens=2_048)
         config = dataclasses.replace(CONFIG, dropout=0.0)
         history = tt.Trainer(tmp_path / switch, config, corpus, recipe).fit()
@@ -226,10 +164,10 @@ def test_a_compiled_step_sees_the_shapes_that_were_counted(unscored, corpus, tmp
 
 
 @pytest.mark.program
-def test_a_run_knows_what_it_is(one_model, corpus, text, tmp_path):
+def test_a_run_is_opened_and_scored(one_model, unscored, corpus, text, tmp_path):
     trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE)
     trainer.fit(until=2)
-    scores = trainer.evaluate((text / "test.en", text / "test.de"))
+    scores = trainer.evaluate((text / "test.en", text / "test.de"), list)
     assert set(scores) == {"BLEU", "chrF"} and scores["BLEU"].signature.startswith("nrefs:1|case:mixed")
     translator = trainer.translator(beam_size=2)
     assert isinstance(translator, tt.Translator) and translator.beam_size == 2
@@ -249,8 +187,8 @@ def test_a_run_knows_what_it_is(one_model, corpus, text, tmp_path):
         tt.Trainer(tmp_path, CONFIG, tt.ToyCorpus(), RECIPE).fit()
 
 
-def test_several_devices_are_not_compiled_for(corpus, tmp_path):
-    """TensorFlow would refuse the variables of the second device, in ten lines."""
+def test_several_devices_cannot_use_jit_compile(corpus, tmp_path):
+    """TensorFlow would raise a long error about the variables of the second device."""
     two = mock.create_autospec(tf.distribute.Strategy, instance=True, num_replicas_in_sync=2, cluster_resolver=None)
     for when in ("auto", "off"):
         tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, jit_compile=when), strategy=two)
@@ -258,8 +196,7 @@ def test_several_devices_are_not_compiled_for(corpus, tmp_path):
         tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, jit_compile="on"), strategy=two)
 
 
-@pytest.mark.program
-def test_a_run_that_has_not_begun_asks_for_a_fit(corpus, tmp_path):
+def test_a_run_without_a_checkpoint_needs_a_fit(corpus, tmp_path):
     trainer = tt.Trainer(tmp_path / "nope", CONFIG, corpus, RECIPE)
     for use in (trainer.translator, trainer.evaluate):
         with pytest.raises(tt.BadInput, match="nope: expected a run with a checkpoint, found none. Call fit first.$"):
@@ -285,11 +222,11 @@ def test_the_last_step_is_fixed_once_the_cooldown_has_begun(corpus, tmp_path, mo
     with pytest.raises(ZeroDivisionError):
         fit(13, steps=40)
     with pytest.raises(ZeroDivisionError):
-        fit(20, steps=50)  # of 40, where 33 steps have the full rate
+        fit(20, steps=50)  # the run has 40 steps now, 33 of them with the full rate
 
 
-def test_a_fit_that_is_refused_keeps_the_lock_of_another_run(corpus, tmp_path):
-    """Of this process, so that no second process trains there meanwhile."""
+def test_a_fit_that_raises_keeps_the_lock_of_another_run(corpus, tmp_path):
+    """Otherwise a second process could train there."""
     run = Run(tmp_path)
     run.begin(tt.Trainer(tmp_path, CONFIG, corpus, RECIPE).settings)
     assert run.lock()
@@ -300,8 +237,18 @@ def test_a_fit_that_is_refused_keeps_the_lock_of_another_run(corpus, tmp_path):
     run.unlock()
 
 
-def test_a_run_that_another_process_begins_meanwhile_is_not_overwritten(corpus, tmp_path):
-    """A new run is locked when it begins; learning its vocabulary takes a while."""
+def test_fit_does_not_train_a_run_in_use(corpus, tmp_path):
+    """The lock of this thread is like that of another process for another thread's `Run`."""
+    trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE)
+    trainer.run.begin(trainer.settings)
+    owner = f"process {os.getpid()} on {socket.gethostname()}"
+    with locked(tmp_path / "run" / LOCK, "{owner}"), pytest.raises(tt.BadInput, match=f"run: .*; {owner} is training"):
+        trainer.fit()
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", LOCK} and not Run._locks
+
+
+def test_a_run_that_another_process_creates_is_not_overwritten(corpus, tmp_path):
+    """A new run is locked late, since training its tokenizer takes a while."""
 
     class Slow(Corpus):
         def train_tokenizer(self, *args):
@@ -323,8 +270,8 @@ def keras_settings():
     keras.config.set_dtype_policy("float32")
 
 
-def test_a_run_knows_the_settings_of_keras(corpus, tmp_path, keras_settings):
-    """They decide what a model computes in where its recipe does not, and in what metrics count."""
+def test_a_run_stores_the_settings_of_keras(corpus, tmp_path, keras_settings):
+    """They are the dtypes of metrics and, unless the recipe has one, of the model."""
 
     def settings(**recipe):
         return tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, **recipe)).settings
@@ -362,9 +309,10 @@ def test_scores_of_lists(corpus, tmp_path):
 
 
 def test_a_signal_saves_and_stops(one_model, corpus, tmp_path):
-    raise_once = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: _terminate(batch, batches))
-    batches = [1]
-    trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, callbacks=[raise_once])
+    terminate = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: signal.raise_signal(signal.SIGTERM) if batch == 1 else None
+    )
+    trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, callbacks=[terminate])
     with pytest.raises(TrainingInterrupted, match="stopped after saving step 2") as stopped:
         trainer.fit()
     assert stopped.value.number == signal.SIGTERM and not Run._locks and not isinstance(stopped.value, Exception)
@@ -373,7 +321,7 @@ def test_a_signal_saves_and_stops(one_model, corpus, tmp_path):
 
 @pytest.mark.parametrize("until", [None, 3])
 def test_nothing_is_saved_after_a_step_that_is_not_finite(until, one_model, corpus, tmp_path):
-    """Neither at the end of an epoch nor in the middle of one."""
+    """`until` would save within an epoch."""
 
     def spoil(batch, logs):
         if batch == 1:
@@ -384,9 +332,3 @@ def test_nothing_is_saved_after_a_step_that_is_not_finite(until, one_model, corp
     with pytest.raises(tt.BadInput, match="step 2: the loss or a gradient is not finite, from lines "):
         trainer.fit(until)
     assert not trainer.run.checkpoints() and not Run._locks
-
-
-def _terminate(batch, batches):
-    if batches and batch == batches[0]:
-        batches.clear()
-        signal.raise_signal(signal.SIGTERM)

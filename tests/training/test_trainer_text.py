@@ -1,4 +1,4 @@
-"""A run's text: known by its contents, tokenized once, and without what is too long."""
+"""Texts of a run: identified by their contents, tokenized once, and without long pairs."""
 
 import dataclasses
 import shutil
@@ -26,14 +26,14 @@ class Prepared(Exception):
 
 
 def prepared(trainer):
-    """The trainer after a `fit` that ends when the model is made: tokenizer and batches are there."""
+    """Returns the trainer after a `fit` that raises before it makes the model. It has tokenizer and batches."""
     with mock.patch.object(tt.Trainer, "make_model", side_effect=Prepared), pytest.raises(Prepared):
         trainer.fit()
     return trainer
 
 
 def test_a_text_may_move_but_not_change(text, tmp_path):
-    """A run knows it by its contents, and goes on without tokenizing it again."""
+    """A run identifies it by its contents, and resumes without tokenizing it again."""
 
     def trainer(folder, sides=("en", "de")):
         files = ([tmp_path / folder / f"{part}.{side}" for side in sides] for part in ("train", "dev"))
@@ -61,14 +61,14 @@ def test_a_text_may_move_but_not_change(text, tmp_path):
         trainer("there").fit()
     shutil.copytree(text, tmp_path / "there", dirs_exist_ok=True)
     lines = (tmp_path / "there/train.en").read_text().splitlines(keepends=True)
-    (tmp_path / "there/train.en").write_text("".join([lines[1], lines[0], *lines[2:]]))  # of the same size
+    (tmp_path / "there/train.en").write_text("".join([lines[1], lines[0], *lines[2:]]))  # same size
     source = tt.sources.TextSource(*(tmp_path / f"there/train.{side}" for side in ("en", "de")))
     with pytest.raises(tt.BadInput, match=r"configuration: the training set has changed: .*/train.en; the dev"):
         tt.Trainer(tmp_path / "run", CONFIG, tt.Corpus(source, (["a"], ["b"])), RECIPE).fit()
 
 
-def test_a_dev_text_may_move_but_not_change(corpus, tmp_path):
-    """The history would mix the scores of two texts. A run of an earlier version does not know its dev text."""
+def test_a_dev_set_may_move_but_not_change(corpus, tmp_path):
+    """The history would mix the scores of two texts. Runs of earlier versions have no checksum of their dev set."""
     run, others = Run(tmp_path), tt.Corpus(corpus.train, corpus.dev[::-1])
     before = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE).settings
     run.begin(before)
@@ -81,7 +81,7 @@ def test_a_dev_text_may_move_but_not_change(corpus, tmp_path):
 
 
 def test_damaged_ids_are_written_again_once(corpus, tmp_path, capsys):
-    """With a line that says so; whole ones are read."""
+    """This is printed. Undamaged ids are read."""
     damaged = []
     for _ in range(4):
         prepared(tt.Trainer(tmp_path, CONFIG, corpus, RECIPE))
@@ -97,13 +97,13 @@ def test_damaged_ids_are_written_again_once(corpus, tmp_path, capsys):
 
 
 def of_dev(pairs):
-    """Only the dev text, which is smaller, may be tokenized."""
+    """Checks that these are the pairs of the dev set, which is smaller."""
     pairs = list(pairs)
     assert len(pairs) == 23
     return pairs
 
 
-def test_a_dev_text_that_never_fits(corpus, text, tmp_path):
+def test_a_dev_set_of_long_sentences(corpus, text, tmp_path):
     for side in ("en", "de"):
         (tmp_path / f"long.{side}").write_text("two doors " * 400 + "\n")
     long = tt.TextCorpus((text / "train.en", text / "train.de"), (tmp_path / "long.en", tmp_path / "long.de"))
@@ -112,8 +112,8 @@ def test_a_dev_text_that_never_fits(corpus, text, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_longer_than_learned_positions_is_left_out(corpus, tmp_path):
-    """Of training and dev text; records have other lengths for good."""
+def test_pairs_that_are_longer_than_learned_positions_are_skipped(corpus, tmp_path):
+    """They are skipped in training and dev set. The maximum length of records is fixed."""
     config = dataclasses.replace(CONFIG, positions="learned", max_length=23)
     check_lengths(prepared(tt.Trainer(tmp_path / "run", config, corpus, RECIPE)), corpus)
     with pytest.raises(tt.BadInput, match="expected training sentences of at most 3 tokens, got none"):
@@ -129,7 +129,7 @@ def test_what_is_longer_than_learned_positions_is_left_out(corpus, tmp_path):
 
 
 def check_lengths(trainer, corpus):
-    """Its batches have the pairs of up to 23 tokens a side, and all of them; the corpus is as it was."""
+    """Checks that its batches have all pairs of up to 23 tokens per side, and that the corpus is unchanged."""
     tokenizer = load_tokenizer(trainer.run.path / "tokenizer.model")
     train, dev = (batches.blocks[0].read() for batches in trainer._batches)
     assert max(train.lengths().max(), dev.lengths().max()) <= 23 and corpus.max_length == 256
@@ -137,8 +137,8 @@ def check_lengths(trainer, corpus):
     assert len(train) == np.sum(every.lengths() <= 23) == len(every) - train.skipped < len(every)
 
 
-def test_a_tokenizer_and_a_length_of_ones_own(corpus, text, tmp_path):
-    """The run keeps both; it goes on without the tokenizer, and with no other."""
+def test_a_custom_tokenizer_and_length(corpus, text, tmp_path):
+    """The run stores both. It resumes without the tokenizer, but not with another."""
     custom, other = (tt.Tokenizer.train([text / "train.en"], size, normalization="identity") for size in (350, 353))
     arguments = {"tokenizer": custom, "max_length": 23}
     for options in (arguments, {"max_length": 23}):
@@ -156,7 +156,7 @@ def test_a_tokenizer_and_a_length_of_ones_own(corpus, text, tmp_path):
 
 
 def test_a_run_keeps_the_languages_of_its_start(corpus, tmp_path):
-    """The run continues with them, so a start with others is refused."""
+    """A start with other languages is an error."""
     pytest.importorskip("safetensors")
     start = tt.Translator.from_pretrained(M2M100, source_language="en", target_language="de")
     for _ in range(2):
@@ -166,9 +166,9 @@ def test_a_run_keeps_the_languages_of_its_start(corpus, tmp_path):
         tt.Trainer(tmp_path, start.model.config, corpus, RECIPE, start=other).fit()
 
 
-def test_nothing_to_learn(tmp_path):
+def test_a_training_set_without_usable_pairs(tmp_path):
     tt.toy_corpus.write_corpus(tmp_path, train=300, dev=3, test=3)
     corpus = tt.TextCorpus(*((tmp_path / f"{split}.en", tmp_path / f"{split}.de") for split in ("train", "dev")))
     with pytest.raises(tt.BadInput, match="expected training sentences of at most 2 tokens, got none"):
-        tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE, max_length=2).fit()  # the end symbol included
+        tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE, max_length=2).fit()  # EOS included
     assert not (tmp_path / "run").exists()
