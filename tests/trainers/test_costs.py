@@ -1,4 +1,4 @@
-"""Costs against the paper's Table 2, against the products in the model's graph, and against the models themselves."""
+"""Costs compared with the paper's Table 2, the matmuls of a model's graph and the sizes of models."""
 
 import dataclasses
 
@@ -18,9 +18,9 @@ def test_table_2():
     assert {name: f"{cost:.1e}" for name, cost in costs.PAPER.items()} == {"base": "3.3e+18", "big": "2.3e+19"}
 
 
-@pytest.mark.parametrize("name", ["base", "big", "A_h16", "B_dk16", "C_N4", "E_learned", "norm first"])
+@pytest.mark.parametrize("name", ["B_dk16", "E_learned", "norm first"])
 def test_parameters_are_the_model_s(name):
-    """At a hundredth of the size, every row in its proportions."""
+    """The widths are a sixteenth of the paper's."""
     config = tt.PRESETS.get(name) or tt.TransformerConfig(5, num_decoder_layers=2, norm_first=True)
     sizes = {"d_model": config.d_model // 16, "d_ff": config.d_ff // 16, "max_length": 31, "vocab_size": 101}
     config = dataclasses.replace(config, d_k=config.d_k and config.d_k // 16, **sizes)
@@ -33,7 +33,7 @@ def test_parameters_are_the_model_s(name):
     "config", [ODD, dataclasses.replace(ODD, d_k=None, d_v=None, num_layers=3, num_decoder_layers=1)]
 )
 def test_operations_are_those_of_the_graph(config):
-    """The products of the model's graph, for one pair of 11 and 13 tokens."""
+    """The matmuls of the model's graph are counted, for one pair of 11 and 13 tokens."""
     model = tt.Transformer(config)
     model.build()
     ids = [tf.TensorSpec([1, length], tf.int32) for length in (11, 13)]

@@ -1,4 +1,4 @@
-"""What a user asks the programs for, and everything that can be wrong with it."""
+"""Options of the programs: values that arrive, and bad ones."""
 
 import io
 import json
@@ -12,6 +12,7 @@ from programs import fails, options, run_python
 
 import tf_transformer as tt
 from tf_transformer.data.corpus import languages_of
+from tf_transformer.inference import loading
 from tf_transformer.inference.engine import Engine, Hypothesis, TranslationResult
 from tf_transformer.serving import versions
 from tf_transformer.utils.terminal import Progress
@@ -21,7 +22,7 @@ from trainers.command import answered, run_program
 
 
 def with_line(folder, name, number, line):
-    """A copy of the training text with one line exchanged."""
+    """Returns a copy of the training set with one line exchanged."""
     lines = (folder / name).read_bytes().splitlines(keepends=True)
     lines[number - 1 : number] = [line]
     changed = folder / f"changed.{name}"
@@ -67,9 +68,9 @@ def test_bad_options(text, tmp_path, capsys, change, message):
 
 
 @pytest.mark.parametrize("is_chief", [True, False])
-def test_of_several_processes_the_chief_alone_has_to_be_able_to_write(is_chief, capsys, monkeypatch):
+def test_only_the_chief_must_be_able_to_write(is_chief, capsys, monkeypatch):
     monkeypatch.setattr(tt.distribution, "is_chief", lambda strategy: is_chief)
-    monkeypatch.setattr(tt, "ToyCorpus", lambda: 1 / 0)  # what comes after
+    monkeypatch.setattr(tt, "ToyCorpus", lambda: 1 / 0)  # the next step
     argv = ["--base", ".", "--name", "README.md"]
     if is_chief:
         assert "README.md: expected a folder to write models to" in fails(translation, argv, capsys)
@@ -78,58 +79,57 @@ def test_of_several_processes_the_chief_alone_has_to_be_able_to_write(is_chief, 
             translation.main(argv)
 
 
-class Asked(Exception):
-    """For a Trainer."""
+class Fit(Exception):
+    """A trainer's `fit` was called."""
 
 
 def test_options_arrive_at_the_trainer(text, tmp_path, monkeypatch):
-    """Every one of a recipe's fields, and what else there is; those not given are the preset's."""
+    """They are all fields of a recipe, and others. The preset sets the rest."""
 
-    def ask(self):
-        raise Asked(self)
+    def fit(self):
+        raise Fit(self)
 
-    monkeypatch.setattr(tt.Trainer, "fit", ask)
-    given = {"batch_tokens": 1_000, "warmup_steps": 7, "learning_rate_factor": 0.5, "cooldown_steps": 3}
-    given |= {"eval_every": 11, "average_last": 2, "tokenizer": "unigram", "mixed_precision": "float16"}
-    given |= {"num_microbatches": 2, "clip_norm": 0.5, "on_nan": "skip", "jit_compile": "off", "seed": 5}
-    given |= {"learning_rate": 0.01, "early_stopping_patience": 3, "ema_momentum": 0.9}
-    more = {"dropout": 0.25, "vocab_size": 401}
-    names = {name: name.replace("_", "-") for name in given | more} | {"tokenizer": "vocab-kind"}
-    argv = [part for name, value in (given | more).items() for part in (f"--{names[name]}", str(value))]
+    monkeypatch.setattr(tt.Trainer, "fit", fit)
+    recipe = {"batch_tokens": 1_000, "warmup_steps": 7, "learning_rate_factor": 0.5, "cooldown_steps": 3}
+    recipe |= {"eval_every": 11, "average_last": 2, "tokenizer": "unigram", "mixed_precision": "float16"}
+    recipe |= {"num_microbatches": 2, "clip_norm": 0.5, "on_nan": "skip", "jit_compile": "off", "seed": 5}
+    recipe |= {"learning_rate": 0.01, "early_stopping_patience": 3, "ema_momentum": 0.9}
+    config = {"dropout": 0.25, "vocab_size": 401}
+    names = {name: name.replace("_", "-") for name in recipe | config} | {"tokenizer": "vocab-kind"}
+    argv = [part for name, value in (recipe | config).items() for part in (f"--{names[name]}", str(value))]
     for length in ({"steps": 17}, {"epochs": 3}):
         ((name, value),) = length.items()
-        with pytest.raises(Asked) as asked:
+        with pytest.raises(Fit) as call:
             translation.main([*options(text, "--run", tmp_path / "run"), *argv, f"--{name}", str(value)])
-        (trainer,) = asked.value.args
-        assert trainer.recipe == tt.Recipe(**given, **length)
-        assert set(given | {"steps": 1, "epochs": 1, "dev_sentences": 500}) == set(tt.Recipe().to_dict())
+        (trainer,) = call.value.args
+        assert trainer.recipe == tt.Recipe(**recipe, **length)
+        assert set(recipe | {"steps": 1, "epochs": 1, "dev_sentences": 500}) == set(tt.Recipe().to_dict())
         assert (trainer.config.dropout, trainer.config.vocab_size, trainer.config.d_model) == (0.25, 401, 128)
-    learned = tmp_path / "own.model"
-    tt.Tokenizer.train_from_iterator([line for file in text.iterdir() for line in file.open()], 331).save(learned)
-    with pytest.raises(Asked) as asked:  # a vocabulary that is there, and a dev text from the training text
-        train = ["--train", text / "train.en", text / "train.de", "--dev", "0.03", "--tokenizer", learned]
+    custom = tmp_path / "custom.model"
+    tt.Tokenizer.train_from_iterator([line for file in text.iterdir() for line in file.open()], 331).save(custom)
+    with pytest.raises(Fit) as call:
+        train = ["--train", text / "train.en", text / "train.de", "--dev", "0.03", "--tokenizer", custom]
         translation.main([*map(str, train), "--run", str(tmp_path / "run")])
-    (trainer,) = asked.value.args
+    (trainer,) = call.value.args
     assert (trainer.tokenizer.vocab_size, trainer.config.vocab_size) == (331, 331)
     assert len(trainer.corpus.dev[0]) == 900 - len([*trainer.corpus.train.rows()])
-    for preset, recipe in {"multi30k": tt.RECIPES["multi30k"], "A_h4": tt.RECIPES["base"]}.items():
-        with pytest.raises(Asked) as asked:
+    for preset, expected in {"multi30k": tt.RECIPES["multi30k"], "A_h4": tt.RECIPES["base"]}.items():
+        with pytest.raises(Fit) as call:
             translation.main(options(text, "--run", tmp_path / "run", "--preset", preset))
-        assert asked.value.args[0].recipe == recipe
+        assert call.value.args[0].recipe == expected
 
 
 @pytest.mark.parametrize(("more", "expected"), [([], "demo"), (["--run", "runs/x/name"], "name")])
-def test_the_savedmodel_is_called_as_the_run(more, expected, monkeypatch):
-    """Where --name does not say it."""
-    found = []
-    monkeypatch.setattr(versions, "next_version", found.append)
+def test_a_savedmodel_without_a_name_has_the_run_s(more, expected, monkeypatch):
+    folders = []
+    monkeypatch.setattr(versions, "next_version", folders.append)
     monkeypatch.setattr(tt.Trainer, "fit", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         translation.main(more)
-    assert found == [Path("savedmodels") / expected]
+    assert folders == [Path("savedmodels") / expected]
 
 
-def test_a_dry_run_says_what_the_paper_needed(tmp_path, capsys):
+def test_a_dry_run_estimates_the_paper_s_cost(tmp_path, capsys):
     translation.main(["--preset", "big", "--dry-run", "8x9.5", "--run", str(tmp_path / "run"), "--average-last", "20"])
     printed = capsys.readouterr().out
     for figure in ("214,171,648", "steps: 300,000 of 25,000 source", "TFLOP/s: 35.4 hours", "600 steps. The last 20"):
@@ -167,19 +167,19 @@ def test_languages_are_the_ends_of_the_files_names(train, expected):
         (["--vocab-size", "300", "--to", "tests"], "tests: expected records or an empty folder, found "),
     ],
 )
-@pytest.mark.parametrize("there", [False, True])
-def test_what_prepare_refuses_leaves_nothing(text, tmp_path, capsys, change, message, there):
-    if there:
+@pytest.mark.parametrize("exists", [False, True])
+def test_bad_options_of_prepare_leave_no_files(text, tmp_path, capsys, change, message, exists):
+    if exists:
         (tmp_path / "new").mkdir()
     files = ["--train", text / "train.en", text / "train.de"] * ("--train" not in change)
-    others = sorted(Path("tests").iterdir())
+    before = sorted(Path("tests").iterdir())
     assert message in fails(prepare, [*files, "--to", tmp_path / "new/records", *change], capsys)
-    assert [path.name for path in tmp_path.rglob("*")] == ["new"] * there
-    assert sorted(Path("tests").iterdir()) == others
+    assert [path.name for path in tmp_path.rglob("*")] == ["new"] * exists
+    assert sorted(Path("tests").iterdir()) == before
 
 
 def test_a_bad_line_leaves_no_records(text, tmp_path, capsys):
-    """So the same folder takes the text without it."""
+    """The same folder can be used without the line."""
     argv = ["--train", with_line(text, "train.en", 7, b"\n"), text / "train.de", "--to", tmp_path / "records"]
     argv += ["--vocab-size", 400]
     assert "changed.train.en, line 7: expected a sentence in UTF-8, got an empty line" in fails(prepare, argv, capsys)
@@ -194,7 +194,7 @@ def test_records_take_no_options_of_prepare(text, tmp_path, capsys):
         assert message in fails(translation, ["--prepared", tmp_path, *options(text)[3:], *option], capsys)
 
 
-def test_what_the_other_programs_refuse(text, tmp_path, capsys):
+def test_bad_options_of_other_programs(text, tmp_path, capsys):
     nothing = ["--model", tmp_path, "--source", text / "dev.en", "--reference", text / "dev.de"]
     assert "found no config.json" in fails(evaluate, nothing, capsys)
     lost = [*nothing, "--output", tmp_path / "no" / "where"]
@@ -207,9 +207,9 @@ def test_what_the_other_programs_refuse(text, tmp_path, capsys):
     settings = {"version": 1, "kind": "translation", "model": {}, "recipe": {}, "corpus": {"train": ["a.en", "a.de"]}}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     assert "expected checkpoints, found none in" in fails(export, ["--run", tmp_path, *name], capsys)
-    for wrong in ("", ".", "..", "a/b", "../a", "a:b", "a\n"):  # the last one is no part of a server's address
-        refused = f"--name: expected the name of a folder, without slashes and colons, got {wrong!r}"
-        assert refused in fails(export, ["--run", "r", "--name", wrong], capsys)
+    for wrong in ("", ".", "..", "a/b", "../a", "a:b", "a\n"):
+        message = f"--name: expected the name of a folder, without slashes and colons, got {wrong!r}"
+        assert message in fails(export, ["--run", "r", "--name", wrong], capsys)
     assert "--base: expected a path, got an empty one" in fails(export, ["--run", "r", *name, "--base", ""], capsys)
     assert "--version: expected a positive number" in fails(export, ["--run", "r", *name, "--version", 0], capsys)
     assert not (tmp_path / "models").exists()
@@ -217,10 +217,11 @@ def test_what_the_other_programs_refuse(text, tmp_path, capsys):
     assert "expected the same number of lines in both files, got 23" in fails(evaluate, unequal, capsys)
 
 
-@pytest.mark.program
-def test_what_the_pictures_refuse(saved, tmp_path, capsys, monkeypatch):
-    argv = ["--model", saved, "--html", tmp_path / "page.html"]
-    for more, message in [
+def test_bad_options_of_attention(translator, tmp_path, capsys, monkeypatch):
+    assert "a checkpoint, found no config.json" in fails(attention, ["--model", tmp_path, "a"], capsys)
+    monkeypatch.setattr(loading, "trained", lambda path: translator)
+    argv = ["--model", "saved", "--html", tmp_path / "page.html"]
+    for change, message in [
         ([""], "sentence 1: expected a sentence, got an empty text"),
         (["a", "door " * 99], "sentence 2: expected a sentence of at most 41 tokens, got "),
         (["a", "b", "--target", "c"], "--target: expected one for each of 2 sentences, got 1"),
@@ -229,8 +230,7 @@ def test_what_the_pictures_refuse(saved, tmp_path, capsys, monkeypatch):
         (["a", "--head", "0"], "--head: expected a positive number, got 0"),
         (["a", "--layer", "1"], "expected --png FILE"),
     ]:
-        assert message in fails(attention, [*argv, *more], capsys)
-    assert "a checkpoint, found no config.json" in fails(attention, ["--model", tmp_path, "a"], capsys)
+        assert message in fails(attention, [*argv, *change], capsys)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     assert "expected a sentence, got none" in fails(attention, argv, capsys)
     assert not list(tmp_path.iterdir())
@@ -242,7 +242,7 @@ def test_what_the_pictures_refuse(saved, tmp_path, capsys, monkeypatch):
 
 
 def test_a_warning_is_one_line(monkeypatch):
-    monkeypatch.setattr(warnings, "formatwarning", None)  # for it to be as before afterwards
+    monkeypatch.setattr(warnings, "formatwarning", None)  # pytest restores it afterwards
     run_program(lambda: None)
     assert warnings.formatwarning(UserWarning("texts are long"), UserWarning, "x.py", 3) == "warning: texts are long\n"
 
@@ -258,8 +258,8 @@ def test_progress_and_warnings_are_on_standard_error(capsys, monkeypatch):
     monkeypatch.setattr(Progress, "LOGGED", 0.0)
     with pytest.warns(UserWarning, match="in 1 of 17 texts, truncated: 'line 5..."):
         assert [reply.text for reply in answered(Upper(), texts)] == [text.upper() for text in texts]
-    said = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in said] == [f"{done} of 17 sentences" for done in range(1, 17)]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"{done} of 17 sentences" for done in range(1, 17)]
     assert list(answered(Upper(), [])) == []
     assert capsys.readouterr().err == ""
 
@@ -279,8 +279,8 @@ def test_help_loads_no_tensorflow():
     assert run_python(HELP, *programs).count("usage: ") == len(programs)
 
 
-def test_programs_have_onednn_on_if_not_told_otherwise(monkeypatch):
-    """Which TensorFlow has only with AVX-512."""
+def test_programs_turn_onednn_on_by_default(monkeypatch):
+    """TensorFlow turns it on only with AVX-512."""
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     run_program(lambda: None)
     assert os.environ["TF_ENABLE_ONEDNN_OPTS"] == "0"

@@ -1,11 +1,11 @@
-"""The programs, as a user runs them: whole runs, some of which are killed on the way."""
+"""Programs that train, publish, translate and score: whole runs, some of which are killed."""
 
 import csv
+import dataclasses
+import functools
 import json
-import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -17,39 +17,68 @@ import numpy as np
 import pytest
 from programs import ROOT, fails, options
 
+import tf_transformer as tt
 from tf_transformer.data import toy_corpus
+from tf_transformer.data.records import Records
 from tf_transformer.extensions.conformance import check as checking
-from tf_transformer.extensions.conformance.check import Finding
 from tf_transformer.serving import savedmodel as publish
 from tf_transformer.serving import versions
+from tf_transformer.training.run import Run
 from trainers import attention, evaluate, export, prepare, translate, translation
 
 
+class Killed(BaseException):
+    pass
+
+
+@pytest.fixture
+def killed_after_3_steps(monkeypatch):
+    """Returns a function that runs a training program until it has saved its first checkpoint."""
+    make_model, save = tt.Trainer.make_model, Run.save
+
+    def make_eager_model(*args):
+        model = make_model(*args)
+        model.run_eagerly = True  # for three steps this is faster than tracing one
+        return model
+
+    def save_and_raise(*args, **state):
+        save(*args, **state)
+        raise Killed
+
+    def run(argv):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(tt.Trainer, "make_model", make_eager_model)
+            patch.setattr(Run, "save", save_and_raise)
+            translation.main(argv)
+
+    return run
+
+
+@pytest.fixture
+def loads_once(monkeypatch):
+    """Programs open each export once, since loading takes seconds."""
+    load = functools.cache(tt.load)
+    monkeypatch.setattr(tt, "load", lambda path, **options: load(str(path)))
+
+
 @pytest.mark.program
-def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, capsys, monkeypatch):
+def test_a_run_that_is_killed_resumes_and_becomes_a_savedmodel(
+    killed_after_3_steps, unscored, loads_once, text, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setitem(tt.PRESETS, "tiny", dataclasses.replace(tt.PRESETS["tiny"], num_layers=1, d_model=16, d_ff=8))
     run, export = tmp_path / "run", tmp_path / "exports"
     argv = options(text, "--run", run, "--base", export.parent, "--name", export.name)
     argv += ["--vocab-size", "400", "--eval-every", "3", "--average-last", "2"]
-    argv += ["--test", str(text / "test.en"), str(text / "test.de"), "--beam-size", "17"]  # exports' greatest is 16
-    command = [sys.executable, "-m", "trainers.translation", *argv, "--steps", "3000"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 240
-        while not list(run.glob("checkpoints/step-*")) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        os.kill(process.pid, signal.SIGKILL)
-    finally:
-        process.kill()
-        process.wait()
-    (newest,) = list(run.glob("checkpoints/step-*"))[-1:]
-    step = json.loads((newest / "state.json").read_text())["step"]
+    argv += ["--test", str(text / "test.en"), str(text / "test.de"), "--beam-size", "17"]
+    killed_after_3_steps([*argv, "--steps", "3000"])
+    assert [folder.name for folder in run.glob("checkpoints/*")] == ["step-00000003"]
 
-    checked = []  # test_check.py has the checks themselves
+    checked = []  # test_check.py tests the checks
     monkeypatch.setattr(checking, "check", lambda path: checked.append(path.name) or [])
-    steps = step + 7  # in epochs of four, and a shorter last one
+    steps = 10  # epochs of four steps and a shorter last one
     translation.main([*argv, "--steps", str(steps)])
     printed = capsys.readouterr().out
-    assert f"going on from the checkpoint at step {step:,} of {steps:,}" in printed
+    assert f"going on from the checkpoint at step 3 of {steps}" in printed
     for name in ("config.json", "tokenizer.model", "history.csv", "metrics.json", "logs", "checkpoints"):
         assert (run / name).exists(), name
     rows = (run / "history.csv").read_text().splitlines()
@@ -57,8 +86,7 @@ def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, c
         *("step", "target_tokens", "seconds", "tokens/s", "dev_bleu", "learning_rate", "gradient_norm"),
         *("accuracy", "loss", "perplexity", "val_accuracy", "val_loss", "val_perplexity"),
     }
-    ends = [*range(3, step + 1, 3), *range(step // 4 * 4 + 4, steps, 4), steps]
-    assert [int(row.split(",")[0]) for row in rows[1:]] == ends
+    assert [int(row.split(",")[0]) for row in rows[1:]] == [3, 4, 8, 10]
     metrics = json.loads((run / "metrics.json").read_text())
     names = "test_bleu test_bleu_signature test_bleu_text test_chrf steps target_tokens seconds parameters"
     assert set(metrics) == set(names.split())
@@ -82,8 +110,9 @@ def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, c
     assert "100.00 ± 0.00  nrefs" in perfect
     assert re.sub(r"  p = \d.\d{3}", "", model).splitlines()[1:] == scored.splitlines()[3:]
 
-    publish_again(tmp_path, text, run, metrics, capsys)
     assert checked == ["1"]
+    publish_again(tmp_path, text, run, metrics, capsys)
+    draw_attention(tmp_path / "figures", run, export / "1", capsys)
 
     argv[argv.index("--vocab-size") + 1] = "401"
     assert "model.vocab_size was 400, now 401" in fails(translation, argv, capsys)
@@ -91,7 +120,7 @@ def test_a_run_that_is_killed_goes_on_and_ends_in_a_savedmodel(text, tmp_path, c
 
 @pytest.mark.slow
 def test_a_prepared_corpus(text, tmp_path, capsys):
-    """Prepared once, trained on, and gone on with; the last step names its lines when its loss is not finite."""
+    """It is prepared once, trained on and resumed."""
     argv = ["--train", str(text / "train.en"), str(text / "train.de"), "--to", str(tmp_path / "records")]
     for _ in range(2):
         prepare.main([*argv, "--vocab-size", "400"])
@@ -117,8 +146,8 @@ def test_ten_kills_change_nothing(text, tmp_path):
         command = [sys.executable, "-m", "trainers.translation", *argv]
         return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
-    def going_on(lines):
-        """The step that a program goes on from, up to the line that comes before its training."""
+    def resumed_step(lines):
+        """Returns the step that a program resumes from, and reads no lines of its training."""
         for line in lines:
             if line.startswith("going on"):
                 return int(line.split()[7])
@@ -132,8 +161,8 @@ def test_ten_kills_change_nothing(text, tmp_path):
     reached = []
     for _ in range(10):
         process = begin(runs[1])
-        reached.append(going_on(process.stdout))
-        threading.Thread(target=process.stdout.read, daemon=True).start()  # so that it can go on printing
+        reached.append(resumed_step(process.stdout))
+        threading.Thread(target=process.stdout.read, daemon=True).start()  # otherwise it could not print
         enough = reached[-1] + chance.choice((3, 6, 9))
         while saved(runs[1]) < enough:
             assert process.poll() is None
@@ -143,9 +172,8 @@ def test_ten_kills_change_nothing(text, tmp_path):
         process.wait()
         assert not (runs[1] / "metrics.json").exists()
     process = begin(runs[1])
-    reached.append(going_on(process.stdout))
+    reached.append(resumed_step(process.stdout))
     process.communicate()
-    print("went on from the steps", *reached)
     assert reached[0] == 0 and all(np.diff(reached) > 0)
     histories = [list(csv.DictReader((run / "history.csv").read_text().splitlines())) for run in runs]
     assert len(histories[0]) == len(histories[1]) == 50
@@ -161,59 +189,48 @@ def test_ten_kills_change_nothing(text, tmp_path):
 
 
 def publish_again(tmp_path, text, run, metrics, capsys):
-    """trainers.export of the same run, in another dtype; and of what the checks refuse."""
-    argv = ["--run", str(run), "--name", "small", "--base", str(tmp_path / "models"), "--beam-size", "2"]
-    dev = ["--dev", str(text / "dev.en"), str(text / "dev.de")]
-    more = ["--average-last", "2", "--dtype", "bfloat16", "--n-best", "3", "--max-length", "31"]
-    with mock.patch.object(checking, "check", return_value=[]) as check:
-        export.main([*argv, *dev, *more])
-    assert check.call_args.args[0].name == "1"
+    """Runs trainers.export of the run in another dtype, and of an ensemble, without writing the SavedModels."""
+    path = tmp_path / "models/small/1"
+    argv = ["--run", str(run), "--name", "small", "--base", str(tmp_path / "models"), "--average-last", "2"]
+    dev = ["--dev", str(text / "dev.en"), str(text / "dev.de"), "--beam-size", "2"]
+    options = ["--dtype", "bfloat16", "--n-best", "3", "--max-length", "31"]
+    save = mock.patch.object(publish, "save_export", side_effect=lambda export, path, checked: path.mkdir(parents=True))
+    with save as save, mock.patch.object(versions, "size_of", return_value=0):
+        for more in ([*dev, *options], [], ["--run", str(run), str(run), "--no-check"]):
+            export.main([*argv, *more])
     printed = capsys.readouterr().out
-    assert re.findall(r"BLEU [\d.]+ in (\w+)  nrefs:1", printed) == ["float32", "bfloat16"]
-    path = tmp_path / "models" / "small" / "1"
-    assert f"published {path}: a SavedModel, bfloat16, " in printed
-    metadata = json.loads((path / "assets.extra" / "tf_transformer.json").read_text())
-    assert metadata["step"] == metrics["steps"]
-    assert (metadata["source_language"], metadata["target_language"]) == ("en", "de")
-    expected = {"dtype": "bfloat16", "beam_size": 2, "n_best": 3, "max_length": 31}
-    assert {name: metadata[name] for name in expected} == expected
-    assert f"BLEU {metadata['bleu']:.2f} in bfloat16  {metadata['bleu_signature']}, of dev.en, dev.de" in printed
-    assert (metadata["bleu_text"], metrics["test_bleu_text"]) == ("dev.en, dev.de", "the test set")
-    stored = sum(file.stat().st_size for file in (path / "variables").iterdir())
-    assert stored < 1.1 * 2 * metrics["parameters"] + 20_000
-
-    # What the training measured is that of its own weights, and not of an ensemble with others.
-    with mock.patch.object(publish, "save_export") as save, mock.patch.object(versions, "size_of", return_value=0):
-        for runs, more in (([run], []), ([run, run], ["--no-check"])):
-            export.main(["--run", *map(str, runs), "--name", "small", "--average-last", "2", *more])
-    (alone, together), printed = [call.args[0].metadata for call in save.call_args_list], capsys.readouterr().out
-    assert [call.args[2] for call in save.call_args_list] == [True, False]
-    assert (alone["bleu"], alone["parameters"]) == (metrics["test_bleu"], metrics["parameters"])
-    assert alone["bleu_text"] == "the test set"
-    assert ("bleu" in together, together["parameters"]) == (False, 2 * metrics["parameters"])
-    assert f"the mean of 2 checkpoints of {run}, and as many of {run}; {together['parameters']:,} param" in printed
-
-    pictures = tmp_path / "pictures"
-    attention.main(["--model", str(path), "Two doors.", "--html", str(pictures / "page.html")])
-    source, target = capsys.readouterr().out.splitlines()[0].split(" -> ")
-    given = ["--target", "Zwei Türen.", "--target", target, "--png", str(pictures / "a.png"), "--head", "2", "1"]
-    attention.main(["--model", str(run), "The dog sleeps.", "Two doors.", *given])
-    assert sorted(file.name for file in pictures.iterdir()) == ["a-1.png", "a-2.png", "page.html"]
-    page = (pictures / "page.html").read_text().replace(" ", "")
-    assert json.dumps(source.split())[1:-1].replace(" ", "").replace(">", "\\u003e").replace("<", "\\u003c") in page
-
-    wrong = mock.patch.object(checking, "check", lambda path: [Finding("FAIL", f"{path.name} is wrong")])
-    with wrong, mock.patch.object(publish.tf.saved_model, "save"), mock.patch.object(publish, "compact"):
-        assert fails(export, argv, capsys) == "  FAIL 2 is wrong"
-    assert [folder.name for folder in path.parent.iterdir()] == ["1"]
     assert "--version: expected a new one" in fails(export, [*argv, "--version", 1], capsys)
+    assert [call.args[2] for call in save.call_args_list] == [True, True, False]
+    small, single, ensemble = (call.args[0].metadata for call in save.call_args_list)
+    assert re.findall(r"BLEU [\d.]+ in (\w+)  nrefs:1", printed)[:2] == ["float32", "bfloat16"]
+    assert f"published {path}: a SavedModel, bfloat16, " in printed
+    assert small["step"] == metrics["steps"]
+    assert (small["source_language"], small["target_language"]) == ("en", "de")
+    expected = {"dtype": "bfloat16", "beam_size": 2, "n_best": 3, "max_length": 31}
+    assert {name: small[name] for name in expected} == expected
+    assert f"BLEU {small['bleu']:.2f} in bfloat16  {small['bleu_signature']}, of dev.en, dev.de" in printed
+    assert (small["bleu_text"], metrics["test_bleu_text"]) == ("dev.en, dev.de", "the test set")
+
+    # The score of the training is not that of an ensemble.
+    assert (single["bleu"], single["parameters"]) == (metrics["test_bleu"], metrics["parameters"])
+    assert single["bleu_text"] == "the test set"
+    assert ("bleu" in ensemble, ensemble["parameters"]) == (False, 2 * metrics["parameters"])
+    assert f"the mean of 2 checkpoints of {run}, and as many of {run}; {ensemble['parameters']:,} param" in printed
+
+
+def draw_attention(folder, run, export, capsys):
+    target = ["--target", "Zwei Türen."]
+    attention.main(["--model", str(export), "Two doors.", *target, "--html", str(folder / "page.html")])
+    source, _ = capsys.readouterr().out.splitlines()[0].split(" -> ")
+    options = [*target, *target, "--png", str(folder / "a.png"), "--head", "2", "1"]
+    attention.main(["--model", str(run), "The dog sleeps.", "Two doors.", *options])
+    assert sorted(file.name for file in folder.iterdir()) == ["a-1.png", "a-2.png", "page.html"]
+    page = (folder / "page.html").read_text().replace(" ", "")
+    assert json.dumps(source.split())[1:-1].replace(" ", "").replace(">", "\\u003e").replace("<", "\\u003c") in page
 
 
 def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
     import tensorflow_datasets as tfds
-
-    import tf_transformer as tt
-    from tf_transformer.data.records import Records
 
     corpus = toy_corpus.corpus(train=300, dev=11, test=13)
 
@@ -244,32 +261,28 @@ def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
     with pytest.raises(tt.BadInput, match=r"expected one of the splits .*, got 'train\[0:301\]'"):
         load("train[0:301]")
 
-    for split in ("train[:10%]", "train[-7:]", "test+train[31:41]+validation[5:6]"):
+    for split in ("train[:10%]", "test+train[-7:]+validation[5:6]"):
         source = tt.sources.TfdsSource("grammar_translate", split, data_dir=tmp_path)
-        made = tfds.builder("grammar_translate", data_dir=tmp_path)
-        names = split.split("+")  # one after the other, as TFDS itself reads each
-        expected = [one for name in names for one in tfds.as_numpy(made.as_dataset(split=name, shuffle_files=False))]
-        found = [pair for part in source.parts(11, tmp_path) for pair in source.read(part)]
-        assert found == [(one["en"], one["de"]) for one in expected] and len(found) == len(list(source.pairs()))
+        builder = tfds.builder("grammar_translate", data_dir=tmp_path)
+        datasets = (builder.as_dataset(split=name, shuffle_files=False) for name in split.split("+"))
+        expected = [(pair["en"], pair["de"]) for dataset in datasets for pair in tfds.as_numpy(dataset)]
+        pairs = [pair for part in source.parts(11, tmp_path) for pair in source.read(part)]
+        assert pairs == expected and len(pairs) == len(list(source.pairs()))
 
     argv = ["--tfds", "grammar_translate", "--tfds-dir", str(tmp_path)]
-    found = tt.TfdsCorpus("grammar_translate", data_dir=str(tmp_path))
-    assert [number for number, *_ in found.train.rows()] == list(range(1, 301))
-    assert sorted(found.train.sentences()) == sorted(text for pair in corpus["train"] for text in pair)
-    assert sorted(zip(*found.dev, strict=True)) == sorted(corpus["dev"])
-    assert sorted(zip(*found.test, strict=True)) == sorted(corpus["test"])
+    loaded = tt.TfdsCorpus("grammar_translate", data_dir=str(tmp_path))
+    assert [number for number, *_ in loaded.train.rows()] == list(range(1, 301))
+    assert sorted(loaded.train.sentences()) == sorted(text for pair in corpus["train"] for text in pair)
+    assert sorted(zip(*loaded.dev, strict=True)) == sorted(corpus["dev"])
+    assert sorted(zip(*loaded.test, strict=True)) == sorted(corpus["test"])
 
     prepare.main([*argv, "--to", str(tmp_path / "records"), "--vocab-size", "400"])
     assert "300 pairs, " in capsys.readouterr().out
     assert Records(tmp_path / "records").tokenizer.vocab_size == 400
 
-    def ask(trainer):
-        asked.append(trainer)
-        raise KeyboardInterrupt
-
-    asked = []
-    with mock.patch.object(tt.Trainer, "fit", ask), pytest.raises(KeyboardInterrupt):
+    fit = mock.patch.object(tt.Trainer, "fit", autospec=True, side_effect=KeyboardInterrupt)
+    with fit as fit, pytest.raises(KeyboardInterrupt):
         translation.main([*argv, "--prepared", str(tmp_path / "records")])
-    prepared = asked[0].corpus
-    assert (prepared.dev, prepared.test, prepared.languages) == (found.dev, found.test, ("en", "de"))
-    assert asked[0].config.vocab_size == 400
+    (trainer,) = fit.call_args.args
+    assert (trainer.corpus.dev, trainer.corpus.test) == (loaded.dev, loaded.test)
+    assert trainer.corpus.languages == ("en", "de") and trainer.config.vocab_size == 400

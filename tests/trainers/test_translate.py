@@ -1,19 +1,30 @@
-"""`tf-transformer translate` on one file: every option of Python, three forms of output, and what is left of a stop."""
+"""`tf-transformer translate` on one file: options, forms of output, and interrupted output."""
 
 import json
 import os
 import resource
 import select
-import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from programs import ROOT, fails
 
 import tf_transformer as tt
 from trainers import translate
 
 LINES = ["The red door.", "", "Two doors."]
+
+
+@pytest.fixture(scope="module")
+def loaded(saved):
+    return tt.load(saved)
+
+
+@pytest.fixture
+def engine(loaded, monkeypatch):
+    """The export that the program opens. It is loaded once, since this takes seconds."""
+    monkeypatch.setattr(tt, "load", lambda path, **options: loaded)
+    return loaded
 
 
 @pytest.fixture
@@ -23,31 +34,31 @@ def source(tmp_path):
 
 
 @pytest.mark.program
-def test_it_takes_what_python_takes(saved, source, tmp_path, capsys):
-    engine, output = tt.load(saved), tmp_path / "output"
+def test_it_takes_the_options_of_a_call(engine, source, tmp_path, capsys):
+    output = tmp_path / "output"
     options = {"beam_size": 2, "length_penalty": 1.5, "min_length": 3, "no_repeat_ngram_size": 2, "max_length": 9}
     argv = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     expected = engine.replies(LINES, 2, **options)
-    translate.main([str(saved), str(source), "--output", str(output), *argv, "--json", "--n-best", "2"])
+    translate.main(["saved", str(source), "--output", str(output), *argv, "--json", "--n-best", "2"])
     for line, reply in zip(output.read_text().splitlines(), expected, strict=True):
-        found = json.loads(line)
-        assert (found["text"], found["truncated"], found["empty"]) == (reply.text, reply.truncated, reply.empty)
-        assert [one["text"] for one in found["n_best"]] == [answer.text for answer in reply.hypotheses]
-        assert found["score"] == pytest.approx(reply.score, rel=1e-4)
-    translate.main([str(saved), str(source), *argv, "--scores"])
+        row = json.loads(line)
+        assert (row["text"], row["truncated"], row["empty"]) == (reply.text, reply.truncated, reply.empty)
+        assert [item["text"] for item in row["n_best"]] == [hypothesis.text for hypothesis in reply.hypotheses]
+        assert row["score"] == pytest.approx(reply.score, rel=1e-4)
+    translate.main(["saved", str(source), *argv, "--scores"])
     scores, texts = zip(*(line.split("\t") for line in capsys.readouterr().out.splitlines()), strict=True)
     assert list(texts) == [reply.text for reply in expected]
     assert [float(score) for score in scores] == pytest.approx([reply.score for reply in expected], abs=1e-4)
 
 
 @pytest.mark.program
-def test_a_document(saved, tmp_path, capsysbinary):
+def test_a_document(engine, tmp_path, capsysbinary):
     page, output = tmp_path / "page.html", tmp_path / "output"
     page.write_bytes("<p>The <b>red</b> door. Two doors {x}.\r\n</p>é".encode())
-    expected = tt.load(saved).document(page.read_bytes(), "html", beam_size=2).encode()
-    translate.main([str(saved), str(page), "--document", "html", "--beam-size", "2", "--output", str(output)])
+    expected = engine.document(page.read_bytes(), "html", beam_size=2).encode()
+    translate.main(["saved", str(page), "--document", "html", "--beam-size", "2", "--output", str(output)])
     assert output.read_bytes() == expected and b"\r\n</p>" in expected
-    translate.main([str(saved), str(page), "--document", "html", "--beam-size", "2"])
+    translate.main(["saved", str(page), "--document", "html", "--beam-size", "2"])
     assert capsysbinary.readouterr().out == expected
 
 
@@ -58,35 +69,29 @@ def test_a_document_is_one_text(option, capsys):
     assert "--document: cannot be combined" in capsys.readouterr().err
 
 
-def test_what_an_export_fixes_is_one_line(saved, source, capsys):
-    message = "patience: expected none in a call, since this engine fixes it, got 3"
-    assert message in fails(translate, [saved, source, "--patience", "3"], capsys)
-
-
 @pytest.mark.program
-def test_lines_so_far_are_kept(saved, source, tmp_path, monkeypatch, capsys):
-    """Whatever ended it. The next attempt that ends removes them."""
+def test_lines_before_an_interrupt_are_kept(engine, source, tmp_path, monkeypatch, capsys):
+    """The next complete translation removes them."""
     output, partial = tmp_path / "output", tmp_path / "output.partial"
 
     def stop(engine, texts, n, **options):
-        yield from tt.load(saved).replies(LINES[:2])
+        yield from engine.replies(LINES[:2])
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(translate, "answered", stop)
         with pytest.raises(SystemExit) as stopped:
-            translate.main([str(saved), str(source), "--output", str(output)])
+            translate.main(["saved", str(source), "--output", str(output)])
     assert stopped.value.code == 130
     assert capsys.readouterr().err == f"\nthe first 2 lines are in {partial}\n\nstopped\n"
     assert partial.read_text().count("\n") == 2 and not output.exists()
-    translate.main([str(saved), str(source), "--output", str(output)])
-    assert output.read_text().startswith(partial_text := "".join(f"{t}\n" for t in tt.load(saved)(LINES[:2])))
-    assert partial_text and not partial.exists()
+    translate.main(["saved", str(source), "--output", str(output)])
+    assert output.read_text() == "".join(f"{text}\n" for text in engine(LINES)) and not partial.exists()
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 9_000])
 def test_a_full_disk_keeps_the_lines_that_fit(size, tmp_path, capsys):
-    """A limit on the size of files stands for the disk: a copy would not fit either."""
+    """A limit on the size of files simulates the disk. A copy would not fit either."""
     partial, before = tmp_path / "output.partial", resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -98,21 +103,22 @@ def test_a_full_disk_keeps_the_lines_that_fit(size, tmp_path, capsys):
     expected = "".join(f"line {i % 10}\n" for i in range(count))
     assert [path.name for path in tmp_path.iterdir()] == ["output.partial"] * bool(count)
     assert not count or partial.read_text() == expected
-    said = f"\nthe first {count:,} lines are in {partial}\n" if count else ""
-    assert capsys.readouterr().err == said
+    message = f"\nthe first {count:,} lines are in {partial}\n" if count else ""
+    assert capsys.readouterr().err == message
 
 
 @pytest.mark.program
-def test_a_pipe_gets_lines_as_they_come(saved):
-    """Before the end of what it reads."""
-    program = "from trainers.command import run_program; from trainers.translate import main; run_program(main)"
-    command = [sys.executable, "-c", program, str(saved), "--batch-size", "2"]
-    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, env=buffered, text=True, **pipes) as process:
-        process.stdin.write("Two doors.\nA dog.\n")
-        process.stdin.flush()
-        has_come, _, _ = select.select([process.stdout], [], [], 100)
-        process.stdin.close()
-        assert has_come
-        assert process.stdout.read().splitlines() == tt.load(saved)(["Two doors.", "A dog."])
+def test_a_pipe_gets_each_batch_at_once(engine, monkeypatch):
+    """It does not wait for the end of its input."""
+    monkeypatch.setattr(engine, "batch_size", 2)
+    (stdin, sender), (receiver, stdout) = os.pipe(), os.pipe()
+    monkeypatch.setattr("sys.stdin", os.fdopen(stdin))
+    monkeypatch.setattr("sys.stdout", os.fdopen(stdout, "w"))
+    with ThreadPoolExecutor(1) as pool, os.fdopen(receiver) as outputs:
+        program = pool.submit(translate.main, ["saved"])
+        os.write(sender, b"Two doors.\nA dog.\n")
+        ready, _, _ = select.select([receiver], [], [], 100)
+        os.close(sender)
+        program.result()
+        sys.stdout.close()
+        assert ready and outputs.read().splitlines() == engine(["Two doors.", "A dog."])
