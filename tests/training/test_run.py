@@ -124,14 +124,12 @@ def restored(run):
     return model
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "state"])
+@pytest.mark.parametrize("damage", ["flipped", "gone", "state"])
 def test_a_damaged_checkpoint_is_skipped_and_not_averaged(two_epochs, capsys, damage):
     newest = two_epochs / "checkpoints/step-00000006"
     weights = newest / "model.weights.h5"
     content = weights.read_bytes()
-    if damage == "cut":
-        weights.write_bytes(content[:-100])
-    elif damage == "flipped":
+    if damage == "flipped":
         weights.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
     elif damage == "gone":
         weights.unlink()
