@@ -128,7 +128,7 @@ def check_weights(name: str, model: Transformer, weights: Sequence[Any]) -> None
         if expected != got:
             raise BadInput(
                 f"{name}: expected the weights of a {type(model).__name__} with this configuration, got shape {got} "
-                f"instead of {expected}. A model of a custom class cannot be rebuilt from its configuration."
+                f"instead of {expected}. Models of custom classes cannot be rebuilt."
             )
 
 
