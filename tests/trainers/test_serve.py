@@ -91,7 +91,7 @@ def test_forms_lists_html_and_alternatives(one_pair, several):
         (b"{", "expected q, source and target, in JSON or in a form, got no q"),
         ({"q": 1}, "q: expected a text or a list of texts, got something else"),
         ({"q": ["a", None]}, "q: expected a text or a list of texts, got something else"),
-        ({"q": "a", "format": "pdf"}, "format: expected one of text, html, xml, got pdf"),
+        ({"q": "a", "format": "pdf"}, "format: expected one of text, html, xml, srt, got pdf"),
         ({"q": "a", "target": "xx"}, "target: expected one of de, en, fr, got xx"),
         ({"q": "a", "source": "auto"}, "source: expected one of de, en, fr, got auto"),
         ({"q": "a", "source": ["en"]}, "source: expected one of de, en, fr, got ['en']"),

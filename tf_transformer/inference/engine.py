@@ -10,7 +10,7 @@ import json
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 from tf_transformer import registry
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS, of_request
@@ -20,6 +20,7 @@ from tf_transformer.utils.files import encoded, one_line
 from tf_transformer.utils.terminal import Progress
 from tf_transformer.utils.values import BadInput, Count, checked, shown
 
+DocumentFormat = Literal["text", "html", "xml", "srt"]
 BATCHES = 32  # maximum number of batches of a stream that are sorted by length together
 REQUEST_OPTIONS = tuple(name for name, option in SEARCH_OPTIONS.items() if option.request)
 UNUSED = -1e9  # score of an unused output slot in a graph
@@ -226,14 +227,14 @@ class Engine(ABC):
             texts: As in a call.
             format: "text", where a newline ends a sentence, or "html" or "xml", where each tag is placed once, around
                 the words that `aligned` or else their positions assign to it. Code and elements with translate="no"
-                are copied verbatim.
+                are copied verbatim. Or "srt", subtitles, whose sentences may have several lines and captions.
             sentences: Function that splits a line into sentences, which joined are the line. Defaults to
                 `sentences_in` of the source language.
             options: As in a call.
 
         Raises:
-            BadInput: As in a call, or if the engine is a parser, the format is unknown, or a package for the default
-                `sentences` is missing.
+            BadInput: As in a call, or if the engine is a parser, the format is unknown, a document is malformed, or a
+                package is missing.
         """
         if not self.translates:
             raise BadInput("document: expected a translator, got a parser, which takes sentences")

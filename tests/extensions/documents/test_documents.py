@@ -150,7 +150,7 @@ def test_splitters_that_lose_text_and_unknown_formats_are_refused():
         Words().document("a b", sentences=lambda line: [line, 3])
     with pytest.raises(BadInput, match="^sentences: expected a function from a line to its sentences, got 'x'$"):
         Words().document("a b", sentences="x")
-    with pytest.raises(BadInput, match="format: expected one of text, html, xml, got 'md'"):
+    with pytest.raises(BadInput, match="format: expected one of text, html, xml, srt, got 'md'"):
         Words().document("a b", "md")
     with pytest.raises(BadInput, match="expected an engine that aligns"):
         Words(aligns=False).aligned(["a"])

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import apache_beam as beam
 from apache_beam.metrics.metric import Metrics
@@ -12,7 +12,7 @@ from apache_beam.ml.inference.base import ModelHandler, RunInference
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.search_options import of_request
-from tf_transformer.inference.engine import REQUEST_OPTIONS, Hypothesis, TranslationResult, batches
+from tf_transformer.inference.engine import REQUEST_OPTIONS, DocumentFormat, Hypothesis, TranslationResult, batches
 from tf_transformer.inference.loading import load
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.utils.files import encoded, user_path
@@ -34,7 +34,8 @@ class TranslationSettings:
             TensorFlow's first operation.
         options: Search options that a request may give (`SearchOptions`), and source_language and target_language of a
             multilingual model. Defaults to the export's.
-        document: Translate each text as a document, "text", "html" or "xml", to its best output. Defaults to sentences.
+        document: Translate each text as a document, "text", "html", "xml" or "srt", to its best output. Defaults to
+            sentences.
 
     Raises:
         BadInput: If a value is out of range.
@@ -45,7 +46,7 @@ class TranslationSettings:
     batch_bytes: Count = 8_192
     threads: Annotated[int, between(1, 1_024)] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    document: Literal["text", "html", "xml"] | None = None
+    document: DocumentFormat | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -1,13 +1,17 @@
 """Places the marks of a source around the words of its translation."""
 
+import bisect
+import itertools
 import re
 import unicodedata
 from collections.abc import Mapping
 
-from tf_transformer.extensions.documents.marked import Marked
+from tf_transformer.extensions.documents.marked import DENSE, Marked
 from tf_transformer.inference.alignment import Aligned, Span, words_of
 
-_AT_END = re.compile(r"\s|[.,;:!?)\]]*(?:\s|$)")  # of what stands between spaces
+# The end of what stands between spaces, or any character of a script without spaces.
+_AT_END = re.compile(rf"(?<=[{DENSE}])|(?=[{DENSE}])|\s|[.,;:!?)\]]*(?:\s|$)")
+AFTER = ("lost", "note")  # kinds of marks that follow a word
 
 
 class _Node:
@@ -17,7 +21,7 @@ class _Node:
         self.start, self.end, self.before, self.after = start, start, before, ""
         self.place = place  # among the sentence's marks
         self.opens, self.closes = True, True  # here; not in a sentence before or after
-        self.kind = ""  # "kept" or "lost", of a mark at one place
+        self.kind = ""  # "kept", "lost" or "note", of a mark at one place
         self.parts = list[_Node]()
 
 
@@ -61,15 +65,30 @@ class Placing:
     """
 
     def __init__(self, sentence: Marked, aligned: Aligned, kept: Mapping[Span, str]) -> None:
-        self._sentence, self._text, self._kept = sentence, aligned.text, kept
+        self._sentence, self._text, self._kept = sentence, aligned.text, sorted(kept.items())
         self._tree = _tree(sentence)
         if not self._tree.parts:
             return
         self._source, self._output = words_of(aligned.source), words_of(aligned.text)
-        self._targets: dict[int, list[int]] = {}
+        self._targets, self._copies = dict[int, list[int]](), dict[str, list[int]]()
+        for place, (first, last) in enumerate(self._output):
+            self._copies.setdefault(aligned.text[first:last], []).append(place)
         for place, link in enumerate(aligned.word_links()):
             if link is not None:
                 self._targets.setdefault(link, []).append(place)
+        self._link_signs()
+
+    def _link_signs(self) -> None:
+        """Links signs next to linked words, of which a token may be a part."""
+        linked = set(itertools.chain.from_iterable(self._targets.values()))
+        for side, indices in ((1, range(1, len(self._source))), (-1, range(len(self._source) - 2, -1, -1))):
+            for index in indices:
+                near = self._targets.get(index - side, [-9])[-1 if side > 0 else 0] + side
+                if index not in self._targets and 0 <= near < len(self._output) and near not in linked:
+                    first, last = self._source[index]
+                    if self._sentence.text[first:last] == self._text[slice(*self._output[near])]:
+                        self._targets[index] = [near]
+                        linked.add(near)
 
     def __str__(self) -> str:
         """Writes the output as the document does."""
@@ -95,16 +114,16 @@ class Placing:
 
     def _span(self, start: int, end: int) -> Span:
         """Returns the span of the output that is linked to a span of the source."""
-        words = [i for i, (first, last) in enumerate(self._source) if first < end and start < last]
+        words = range(self._word_after(start), bisect.bisect_left(self._source, (end, 0)))
         found = sorted(place for word in words for place in self._targets.get(word, []))
         if not found and words and self._output:  # words that none attended to
             found = [(words[0] + words[-1]) * len(self._output) // (2 * len(self._source))]
         if not found:
             return self._point(_Node(start))
-        for end in (0, -1):  # punctuation at an end belongs to what has some at that end itself
-            if not words or not self._is_sign(self._source[words[end]], self._sentence.text):
-                while len(found) > 1 and self._is_sign(self._output[found[end]], self._text):
-                    found.pop(end)
+        for side in (0, -1):  # punctuation at an end belongs to what has some at that end itself
+            if not words or not self._is_sign(self._source[words[side]], self._sentence.text):
+                while len(found) > 1 and self._is_sign(self._output[found[side]], self._text):
+                    found.pop(side)
         if 2 * len(found) < found[-1] - found[0] + 1:  # they are far from each other: the longest run of neighbours
             runs = [[found[0]]]
             for place in found[1:]:
@@ -112,7 +131,28 @@ class Placing:
                     runs.append([])
                 runs[-1].append(place)
             found = max(runs, key=len)
-        return self._whole(self._output[found[0]][0], self._output[found[-1]][1])
+        first, last = self._output[found[0]][0], self._output[found[-1]][1]
+        inner = self._within_word(start), self._within_word(end)
+        first = inner[0] if inner[0] is not None and inner[0] <= last else first
+        return self._whole(first, inner[1] if inner[1] is not None and inner[1] >= first else last)
+
+    def _word_after(self, place: int) -> int:
+        """Returns the index of the first source word that ends after a position."""
+        return bisect.bisect_right(self._source, place, key=lambda word: word[1])
+
+    def _within_word(self, place: int) -> int | None:
+        """Returns the position for one within a source word, if its translation begins or ends alike."""
+        index = self._word_after(place)
+        if index == len(self._source) or self._source[index][0] >= place:
+            return None
+        start, end = self._source[index]
+        head, tail = self._sentence.text[start:place], self._sentence.text[place:end]
+        targets = self._copies.get(head + tail, [])
+        targets = targets if len(targets) == 1 else self._targets.get(index, [])
+        first, last = self._output[targets[0]] if len(targets) == 1 else (0, 0)
+        if self._text[first:last].startswith(head):
+            return first + len(head)
+        return last - len(tail) if self._text[first:last].endswith(tail) else None
 
     @staticmethod
     def _is_sign(word: Span, text: str) -> bool:
@@ -120,26 +160,34 @@ class Placing:
 
     def _point(self, node: _Node) -> Span:
         """Returns the position in the output for a mark: before the next word, or for a lost word after the last."""
-        after = next((i for i, (_, last) in enumerate(self._source) if last > node.start), len(self._source))
-        if after in self._targets and not (node.kind == "lost" and after - 1 in self._targets):
+        after, inner = self._word_after(node.start), self._within_word(node.start)
+        if inner is not None:
+            place = inner
+        elif after in self._targets and not (node.kind in AFTER and after - 1 in self._targets):
             place = self._output[self._targets[after][0]][0]
         elif after - 1 in self._targets:
             place = self._output[self._targets[after - 1][-1]][1]
         else:
             place = self._output[after * len(self._output) // (len(self._source) + 1)][0] if self._output else 0
-        if node.kind == "lost":  # not into what stands between spaces, but before a comma
+        if node.kind == "lost" and (place == 0 or not self._text[place - 1].isspace()):
+            # Not into what stands between spaces, but before a comma.
             place = _AT_END.search(self._text, place).start()  # type: ignore[union-attr]
         return self._whole(place, place)
 
     def _whole(self, start: int, end: int) -> Span:
         """Widens a span so that it cuts no placeholder."""
-        start = next((first for first, last in self._kept if first < start < last), start)
-        return start, max(start, next((last for first, last in self._kept if first < end < last), end))
+        first, last = self._kept_around(start), self._kept_around(end)
+        return first[0], max(first[0], last[1] if last[0] < end else end)
+
+    def _kept_around(self, place: int) -> Span:
+        """Returns the span of the placeholder around a position, or an empty one."""
+        index = bisect.bisect_left(self._kept, place, key=lambda kept: kept[0][0]) - 1
+        return self._kept[index][0] if index >= 0 and place < self._kept[index][0][1] else (place, place)
 
     def _written(self, start: int, end: int) -> str:
-        parts = []
-        for (first, last), raw in sorted(self._kept.items()):
-            if start <= first and last <= end:
-                parts += [self._sentence.write(self._text[start:first]), raw]
-                start = last
+        parts, index = [], bisect.bisect_left(self._kept, start, key=lambda kept: kept[0][0])
+        while index < len(self._kept) and self._kept[index][0][1] <= end:
+            (first, last), raw = self._kept[index]
+            parts += [self._sentence.write(self._text[start:first]), raw]
+            start, index = last, index + 1
         return "".join([*parts, self._sentence.write(self._text[start:end])])

@@ -2,17 +2,18 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from tf_transformer.extensions.documents.alignment import Placing
 from tf_transformer.extensions.documents.marked import Marked, Splitter, sentences_in
 from tf_transformer.extensions.documents.markup import parts_of
+from tf_transformer.extensions.documents.subtitles import captions_of
 from tf_transformer.inference.alignment import Aligned, Span
-from tf_transformer.inference.engine import Engine
+from tf_transformer.inference.engine import DocumentFormat, Engine
 from tf_transformer.utils.values import BadInput, shown
 
-Format = Literal["text", "html", "xml"]
-FORMATS = get_args(Format)
+FORMATS = get_args(DocumentFormat)
+BREAK = re.compile(r"[^\S\xa0\u202f\u3000]")
 MANY = 16  # characters per token: longer sentences are cut before they are tokenized
 
 
@@ -26,14 +27,21 @@ def translated(
         raise BadInput(f"sentences: expected a function from a line to its sentences, got {shown(sentences)}")
     language = options.get("source_language", engine.metadata.get("source_language", ""))
     splitter = sentences or sentences_in(str(language))
-    read = [[Marked(text)] if format == "text" else parts_of(text, format == "xml") for text in documents]
-    parts = [[part if isinstance(part, str) else part.with_placeholders() for part in each] for each in read]
+    read = [_parts(text, format) for text in documents]
+    parts = [[part if isinstance(part, str) else part.prepared() for part in each] for each in read]
     marked = [part for each in parts for part in each if isinstance(part, Marked)]
     spans = [part.sentences(splitter) for part in marked]
     some = [part.part(span) for part, each in zip(marked, spans, strict=True) for span in each]
     outputs = iter(_Sentences(engine, options).translated(some))
     joined = iter([part.joined(each, [next(outputs) for _ in each]) for part, each in zip(marked, spans, strict=True)])
     return ["".join(part if isinstance(part, str) else next(joined) for part in each) for each in parts]
+
+
+def _parts(document: str, format: str) -> Sequence[str | Marked]:
+    """Splits a document into strings that are copied and texts that are translated, in order."""
+    if format == "text":
+        return [Marked(document)]
+    return captions_of(document) if format == "srt" else parts_of(document, format == "xml")
 
 
 class _Sentences:
@@ -73,7 +81,8 @@ class _Sentences:
         return outputs
 
     def _answers(self, sentences: Sequence[Marked]) -> list[Aligned]:
-        texts = [each.text if each.newline == "ends" else re.sub(r"\s", " ", each.text) for each in sentences]
+        # White space such as U+00A0 belongs to the text.
+        texts = [each.text if each.newline == "ends" else BREAK.sub(" ", each.text) for each in sentences]
         answers: dict[int, Aligned] = {}
         # Alignments take longer than translations, and only marks need them.
         marked = [i for i, each in enumerate(sentences) if any(mark.start == mark.end for mark in each.marks)]
@@ -88,16 +97,24 @@ class _Sentences:
 
 def _kept_in(output: str, sentence: Marked) -> dict[Span, str] | None:
     """Maps spans of an output to the original placeholders. Returns `None` if one is missing or repeated."""
-    raw: dict[str, list[str]] = {}
-    for mark in sentence.marks:
-        if mark.end > mark.start:
-            raw.setdefault(sentence.text[mark.start : mark.end], []).append(mark.raw)
+    raws, patterns = dict[str, list[str]](), dict[str, str]()
+    for start, end, raw, *_ in sentence.marks:
+        if end > start:
+            text = sentence.text[start:end]
+            raws.setdefault(text, []).append(raw)
+            if (
+                sentence.text[max(0, start - 1) : start].isalnum()
+                or sentence.text[end : end + 1].isalnum()
+                or not (text[0].isalnum() or text[-1].isalnum())
+            ):
+                patterns[text] = re.escape(text)
+            else:  # "a" of <code>a</code> may be a part of a word, too
+                patterns.setdefault(text, rf"(?<!\w){re.escape(text)}(?!\w)")
+    if not raws:
+        return {}
     kept: dict[Span, str] = {}
-    for text in sorted(raw, key=len, reverse=True):
-        pattern = rf"(?<!\w){re.escape(text)}(?!\w)" if text[0].isalnum() or text[-1].isalnum() else re.escape(text)
-        spans = [match.span() for match in re.finditer(pattern, output)]
-        spans = [span for span in spans if not any(first < span[1] and span[0] < last for first, last in kept)]
-        if len(spans) != len(raw[text]):
+    for match in re.finditer("|".join(patterns[text] for text in sorted(raws, key=len, reverse=True)), output):
+        if not raws[match[0]]:
             return None
-        kept |= zip(spans, raw[text], strict=True)
-    return kept
+        kept[match.span()] = raws[match[0]].pop(0)
+    return None if any(raws.values()) else kept

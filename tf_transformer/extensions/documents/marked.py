@@ -1,11 +1,12 @@
 """Text with marks between its characters, such as tags. Plain text, HTML and XML become this before translation."""
 
 import bisect
+import collections
 import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tf_transformer.inference.alignment import Span
@@ -13,14 +14,52 @@ from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.values import BadInput, Count, checked, shown
 
 Splitter = Callable[[str], Sequence[str]]  # from a line to its sentences, which joined are the line
-# Placeholders copied verbatim, exactly once: URLs, e-mail addresses, format fields.
-PLACEHOLDER = re.compile(
-    r"""https?://[^\s<>"']*[^\s<>"'.,;:!?()\[\]{}]
-    | (?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+
-    | \$?\{\{?[^{}\s]*\}?\}
-    | %(?:\(\w+\)|\d+\$)?[-+\#0]{0,4}\d{0,4}(?:\.\d{1,4})?[sdifgxu@](?!\w)""",
-    re.VERBOSE,
-)
+# Scripts that do not separate words by spaces, and Hangul, whose endings touch a name; with their punctuation.
+DENSE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff00-\uffef"
+DENSE += "\U00020000-\U0003ffff"
+_WORD, _LETTER = rf"[^\W{DENSE}]", rf"[^\W\d_{DENSE}]"
+_IN_ADDRESS = rf"[^\W{DENSE}]|[/#$%&+=@~_-]"
+_NUMBER = r"(?:\*|\d{1,4})?(?:\.(?:\*|\d{0,4}))?(?:hh?|ll?|[qjztL])?"
+_INNER = r"[^{}]*+"
+for _ in range(3):  # a plural in a choice in a message
+    _INNER = rf"(?:[^{{}}]++|\{{{_INNER}\}})*+"
+# Syntaxes of placeholders, which are copied verbatim, exactly once. Each has a bounded length, or cannot backtrack.
+PLACEHOLDERS = {
+    "address": rf"(?:(?:https?|ftp)://|(?<![\w.])www\.)"
+    rf"(?:{_IN_ADDRESS}|[.,;:!?'|*]++(?={_IN_ADDRESS}|[(\[{{])|\([^()\s{DENSE}]*\)|\[[^\[\]\s{DENSE}]*\]|\{{[^{{}}\s]*\}})+",
+    "e-mail": rf"(?<!{_WORD})(?<![.+-])(?:{_WORD}|[.+-])++@(?:{_WORD}|-)+(?:\.(?:{_WORD}|-)+)+",
+    "template": r"\{\{\{?[^{}\n]{1,199}\}\}\}?|\{%[^{}%\n]{1,199}%\}|\{\#[^{}#\n]{1,199}\#\}|<%[^<>%\n]{1,199}%>",
+    "ICU": r"\{\s?\w+\s?,\s?(?:number|date|time|spellout|ordinal|duration)(?:\s?,[^{}\n]{1,99})?\}"
+    rf"|\{{\s?\w+\s?,\s?(?:plural|select|selectordinal)\s?,{_INNER}\}}",
+    "braces": r"[$#%@]?\{(?:[^{}\s]|\{[^{}\s]{0,99}\}){0,99}\}"
+    r"|[$#]?\{ (?:[$-]?\w[\w.-]{0,99}|[A-Z]+\([^(){}\n]{0,99}\)) \}",
+    "brackets": r"\[\[[^\[\]\s]{1,99}\]\]",
+    # `$m` and `$bn` may be money. A smiley or a time may contain `:name`.
+    "dollar": r"\$[A-Za-z_]\w{0,48}\$(?!\w)|(?<![\w$])\$(?=\w{0,48}_|[a-z]{1,48}[A-Z])[A-Za-z_]\w{0,48}",
+    "percent name": r"(?<![\w%])%[A-Za-z_][\w.-]{1,48}%(?!\w)",
+    "percent sign": "%%",
+    # With a name or a position, all are clear. Otherwise these are text: 5% discount, 100 %ige, 20%-os, 10% i.
+    "printf": rf"%(?:\([\w. -]{{1,99}}\)|\d{{1,2}}\$)[-+#0 ']{{0,5}}{_NUMBER}[diouxXeEfFgGaAcCsSpn@]"
+    rf"|(?<!\d)(?<!\d[ \xa0\u202f])%[-+#0']{{0,5}}{_NUMBER}"
+    rf"(?:[diouxXeEfFgGcsSpn@](?!{_LETTER})|[dfs](?=(?:px|pt|x|ms|[smhd]|[kKMGT]i?B?|th)(?!{_LETTER})))"
+    rf"|%(?:[ds@]|l{{1,2}}[du])(?!{_LETTER})"
+    r"|(?<!\w)(?<!\w[ \xa0\u202f])% [-+#0]?\d{0,4}(?:\.\d{1,4})?l{0,2}[dfgeiuxX](?![\w.'\u2019])",
+}
+PLACEHOLDER = re.compile("|".join(PLACEHOLDERS.values()))
+# Of a superscript that is no word: 1, [12], *, [a], −6.
+NOTE = re.compile(r"\s*(?:[\d\s,;\u2013\u2212-]++|[*\u2020\u2021\u00a7\u00b6#]++|[\[(]\s?\w{1,3}\s?[\])])+\s*")
+# What a placeholder is kept together with, if it touches it.
+BRACKETS = dict(zip(")]}\u300d\u300f\uff09\u3011\u300b", "([{\u300c\u300e\uff08\u3010\u300a", strict=True))
+_GLUED = re.compile(rf"[^\s{DENSE}\u2013\u2014\u2026]|[{re.escape(''.join([*BRACKETS, *BRACKETS.values()]))}]")
+DEEPEST = 99  # elements in each other, within a sentence
+STOPS, QUOTES = set(".,;:!?\u00bf\u00a1"), set("\"'\u2018\u2019\u201a\u201c\u201d\u201e\xab\xbb\u2039\u203a")
+# The codes of sentencex for codes of three letters, such as NLLB's, where its rules are not those for English.
+CODES = """
+acq:ar ajp:ar als:sq amh:am ara:ar arb:ar ars:ar ayr:ay bak:ba bam:bm ben:bn bul:bg cat:ca ces:cs dan:da deu:de ell:el
+fin:fi fra:fr glg:gl grn:gn guj:gu hat:ht hin:hi hye:hy ita:it jpn:ja kan:kn kaz:kk lim:li lin:ln ltz:lb mal:ml mar:mr
+mya:my nld:nl oci:oc pan:pa plt:mg pol:pl por:pt quy:qu rus:ru sag:sg san:sa slk:sk spa:es tam:ta tat:tt tel:te ukr:uk
+wol:wo
+"""
 # Where a text is cut, the best place first: after a semicolon, a colon or a dash; after a comma; at a space.
 BREAKS = ["[;:\u2026\u2013\u2014]\\s+|[\uff1b\uff1a\u3002]", "[,\u060c]\\s+|[\u3001\uff0c]", r"\s+"]
 
@@ -31,7 +70,7 @@ class Mark(NamedTuple):
     start: int
     end: int  # after `start` only if the mark stands for these characters, such as an address, or <code>
     raw: str  # as the document has it
-    kind: str = "kept"  # or "open" or "close", of an element's tags; or "lost", which was a word of the text
+    kind: str = "kept"  # or "open" or "close", of an element's tags; "lost", of words; or "note", after a word
     element: int = 0  # the same number for both of its tags
 
 
@@ -89,16 +128,20 @@ class Marked:
         word = self.text[max(0, start - 1) : start]  # the text before the next mark
         for mark in marks:
             word = self.text[last : mark.start] or word
-            parts += [self.write(self.text[last : mark.start]), self.spaced(mark, word, self.text[mark.end :])]
+            parts += [
+                self.write(self.text[last : mark.start]),
+                self.spaced(mark, word, self.text[mark.end : mark.end + 1]),
+            ]
             last, word = mark.end, mark.raw if mark.kind == "lost" else word
         return "".join([*parts, self.write(self.text[last:end])])
 
     @staticmethod
     def spaced(mark: Mark, before: str, after: str) -> str:
-        """Writes a mark between texts. A lost word gets spaces around it."""
+        """Writes a mark between texts. A lost word gets spaces around it, where words have some."""
         if mark.kind != "lost":
             return mark.raw
-        return " " * (before != "" and not before[-1].isspace()) + mark.raw + " " * after[:1].isalnum()
+        left = before != "" and not before[-1].isspace() and not is_wide(before[-1])
+        return " " * left + mark.raw + " " * (after[:1].isalnum() and not is_wide(after[0]))
 
     def joined(self, spans: Sequence[Span], outputs: Sequence[str]) -> str:
         """Writes the text as the document has it, with outputs instead of the spans."""
@@ -111,16 +154,25 @@ class Marked:
         A space between two sentences is removed if the output's writing has none there, like Chinese, and added if
         only the source's has none.
         """
-        found, last, seen, before = list[str](), 0, 0, ""
+        parts, begun, last, seen, before = list[str](), 0, 0, 0, ""
         for (start, end), output in zip(spans, outputs, strict=True):
             first, after = self._inside(start, end)
-            between = self._written(last, start, self.marks[seen:first])
-            if before and between in ("", " ") and first == seen:
-                wide = is_wide(self.text[last - 1]), is_wide(before[-1])
-                between = {(True, False): " ", (False, True): ""}.get(wide, between)
-            found.append(between)
-            last, seen, before = end, after, output
-        return [*found, self._written(last, len(self.text), self.marks[seen:])]
+            marks, space = self.marks[seen:first], self.text[last:start]
+            wide = _ends_wide(self.text[max(begun, last - 9) : last]), _ends_wide(before)
+            new = {(True, False): " ", (False, True): ""}.get(wide, space) if before and space in ("", " ") else space
+            if new == space or any(mark.kind == "lost" or mark.end > mark.start for mark in marks):
+                parts.append(self._written(last, start, marks))
+            else:  # after end tags, and before start tags
+                closed = next((i for i, mark in enumerate(marks) if mark.kind == "open"), len(marks))
+                raws = [mark.raw for mark in marks]
+                parts.append("".join([*raws[:closed], new, *raws[closed:]]))
+            begun, last, seen, before = (
+                start,
+                end,
+                after,
+                _without_tags(output, {mark.raw for mark in self.marks[first:after]}),
+            )
+        return [*parts, self._written(last, len(self.text), self.marks[seen:])]
 
     def sentences(self, splitter: Splitter) -> list[Span]:
         """Returns the spans of the sentences, with only white space and marks between them.
@@ -178,6 +230,10 @@ class Marked:
             spans += [span] if span[0] < span[1] else []
         return spans
 
+    def prepared(self) -> "Marked":
+        """Returns what `Engine.document` splits into sentences."""
+        return self.without_notes().with_placeholders()
+
     def with_placeholders(self) -> "Marked":
         """Adds marks for placeholders."""
         more = list[Mark]()
@@ -188,17 +244,84 @@ class Marked:
         marks = sorted([*self.marks, *more], key=lambda mark: (mark.start, mark.end > mark.start))
         return Marked(self.text, marks, self.write, self.newline)
 
+    def without_notes(self) -> "Marked":
+        """Removes numbers of footnotes and exponents, and keeps a mark after the word that they touch."""
+        opened, units = dict[int, int](), list[_Unit]()
+        for index, mark in enumerate(self.marks):
+            if mark.kind == "open" and re.match(r"<sup\b", mark.raw):
+                opened[mark.element] = index
+            elif mark.kind == "close" and mark.element in opened:
+                first = opened[mark.element]
+                start, end = self.marks[first].start, mark.start
+                touches = start and not self.text[start - 1].isspace() and not self.text[end : end + 1].isalnum()
+                if touches and end - start < 20 and NOTE.fullmatch(self.text, start, end):
+                    units.append(_Unit(start, end, first, index + 1))
+        return self._without(units, "note")
+
     def without_kept(self) -> "Marked":
-        """Removes the characters that marks stand for, and keeps the marks."""
-        text, marks, last = "", list[Mark](), 0
-        for mark in self.marks:
-            text += self.text[last : mark.start]
-            if mark.end > mark.start and text[-1:] == " " and not self.text[mark.end : mark.end + 1].isalnum():
-                text = text[:-1]  # before a comma, an end or another space
-            kind = "lost" if mark.end > mark.start else mark.kind
-            marks.append(mark._replace(start=len(text), end=len(text), kind=kind))
+        """Removes the characters that marks stand for, with all signs that they touch, and keeps marks for them."""
+        items, last = list[_Unit](), 0  # characters and marks
+        for index, mark in enumerate(self.marks):
+            items += [_Unit(i, i + 1, index, index) for i in range(last, mark.start)]
+            items.append(_Unit(mark.start, mark.end, index, index + 1))
             last = mark.end
-        return Marked(text + self.text[last:], marks, self.write, self.newline)
+        items += [_Unit(i, i + 1, len(self.marks), len(self.marks)) for i in range(last, len(self.text))]
+        runs = itertools.groupby(
+            items, lambda item: item.first < item.last or bool(_GLUED.match(self.text[item.start]))
+        )
+        return self._without([unit for glued, run in runs if glued for unit in self._units(list(run))], "lost")
+
+    def _units(self, run: Sequence["_Unit"]) -> Iterator["_Unit"]:
+        """Splits a run at tags of elements that are not within it, and trims what a text needs itself."""
+        elements = [self.marks[item.first].element if item.first < item.last else 0 for item in run]
+        lone = {element for element, count in collections.Counter(elements).items() if element and count == 1}
+        for apart, part in itertools.groupby(zip(run, elements, strict=True), lambda one: one[1] in lone):
+            items = [item for item, _ in part]
+            if apart or not any(item.first < item.last and item.start < item.end for item in items):
+                continue
+            first, last = 0, len(items)
+            while first < last:
+                signs = ["" if item.first < item.last else self.text[item.start] for item in items[first:last]]
+                if _is_loose(signs[-1], signs):
+                    last -= 1
+                elif _is_loose(signs[0], signs):
+                    first += 1
+                else:
+                    break
+            yield _Unit(items[first].start, items[last - 1].end, items[first].first, items[last - 1].last)
+
+    def _without(self, units: Sequence["_Unit"], kind: str) -> "Marked":
+        """Replaces units by marks of a kind."""
+        text, marks, last, seen = "", list[Mark](), 0, 0
+        for start, end, first, after in [*units, (len(self.text), len(self.text), len(self.marks), len(self.marks))]:
+            shift, text = last - len(text), text + self.text[last:start]
+            if kind == "lost" and start < end and text[-1:] == " " and not self.text[end : end + 1].isalnum():
+                text = text[:-1]  # before a comma, an end or another space
+            for mark in self.marks[seen:first]:
+                marks.append(
+                    mark._replace(start=min(mark.start - shift, len(text)), end=min(mark.end - shift, len(text)))
+                )
+            if first < after:
+                marks.append(Mark(len(text), len(text), self._written(start, end, self.marks[first:after]), kind))
+            last, seen = end, after
+        return Marked(text, marks, self.write, self.newline)
+
+
+class _Unit(NamedTuple):
+    """A part of a text, and the range of its marks."""
+
+    start: int
+    end: int
+    first: int
+    last: int
+
+
+def _is_loose(sign: str, signs: Sequence[str]) -> bool:
+    """Returns whether a sign at an end of some belongs to the sentence: a stop, an odd quote, an odd bracket."""
+    if sign in BRACKETS or sign in BRACKETS.values():
+        pair = next(pair for pair in BRACKETS.items() if sign in pair)
+        return signs.count(pair[0]) != signs.count(pair[1])
+    return sign in STOPS if sign not in QUOTES else sum(each in QUOTES for each in signs) % 2 == 1
 
 
 def _joins(character: str) -> bool:
@@ -211,18 +334,31 @@ def is_wide(character: str) -> bool:
     return unicodedata.east_asian_width(character) in "WF" and not "\uac00" <= character <= "\ud7a3"
 
 
+def _ends_wide(text: str) -> bool:
+    """Returns whether the last character before quotes is of a script without spaces."""
+    return is_wide(text.rstrip("\"'\u201d\u2019\xbb)")[-1:] or " ")
+
+
+def _without_tags(text: str, tags: Collection[str]) -> str:
+    """Returns the end of a text, before tags."""
+    while tag := next((tag for tag in tags if text.endswith(tag)), ""):
+        text = text.removesuffix(tag)
+    return text[-9:]
+
+
 @checked
 def sentences_in(language: str = "") -> Splitter:
     """Returns a sentence splitter: Wikimedia's sentencex, with abbreviations of 300 languages.
 
     Args:
-        language: Language code, such as "de". Unknown languages have the rules of English.
+        language: Language code, such as "de", "deu" or "deu_Latn". Unknown languages have the rules of English.
 
     Raises:
         BadInput: If the package is not installed.
     """
     segment = import_extra("sentencex", "documents", "a document").segment
     code = re.split("[_-]", language)[0] or "en"
+    code = dict(pair.split(":") for pair in CODES.split()).get(code, code)
 
     def sentences(line: str) -> list[str]:
         # sentencex rejects halves of surrogate pairs.
