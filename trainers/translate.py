@@ -28,6 +28,10 @@ from .pipelines import (
 
 ONE_FILE = ("batch_size", "patience", "extra_length", "max_source_length")  # options that exclude --input
 MANY_FILES = ("workers", "runner", "lines", "batch_bytes", "gzip")  # options that need it
+# By file extension: formats of documents, and what is none.
+KINDS = {"html": "htm html xhtml", "xml": "svg tmx xlf xliff xml", "srt": "srt"}
+UNSUPPORTED = """ass csv doc docx epub ftl ini ipynb json jsonl latex md odp ods odt pdf php po pot ppt pptx properties
+resx rst rtf sbv ssa strings sub tex toml tsv ttml vtt xls xlsx yaml yml"""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -41,8 +45,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--scores", action="store_true", help="print a score and a tab before each translation")
     add("--json", action="store_true", help="print JSON lines with text, score and flags")
     add("--n-best", type=positive, metavar="N", help="translations per line, best first, with --json (1)")
-    document = f"translate the text as one document: {', '.join(FORMATS[:-1])} or {FORMATS[-1]} ({FORMATS[0]})"
-    add("--document", nargs="?", const=FORMATS[0], choices=FORMATS, metavar="FORMAT", help=document)
+    what = f"translate the text as one document: {', '.join(FORMATS[:-1])} or {FORMATS[-1]} ({FORMATS[0]})"
+    add("--document", nargs="?", const="", choices=FORMATS, metavar="FORMAT", help=what)
     add("--batch-size", type=positive, metavar="N", help="sentences per batch (32)")
     add_call_options(add)
     bulk = parser.add_argument_group('many files, with Apache Beam (pip install "tf-transformer[beam]")')
@@ -60,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--scores: cannot be combined with --json, which has scores")
     if args.n_best and not args.json:
         parser.error("--n-best: expected --json as well")
-    if args.document and (args.json or args.scores):
+    if args.document is not None and (args.json or args.scores):
         parser.error("--document: cannot be combined with --scores or --json")
     excluded = (*ONE_FILE, "document") if args.input else MANY_FILES
     if wrong := [*(f"--{name.replace('_', '-')}" for name in chosen(vars(args), excluded)), *beams * (not args.input)]:
@@ -71,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.input:
         load_beam()
         translate_files(args, beams, ending)
-    elif args.document:
+    elif args.document is not None:
         translate_document(args)
     else:
         translate_file(args, ending)
@@ -99,12 +103,24 @@ def translate_document(args: argparse.Namespace) -> None:
     """Translates one file, or standard input, as a document."""
     with contextlib.nullcontext(sys.stdin.buffer) if args.source == "-" else open_text(args.source) as file:
         text = file.read()
+    warn_of_kind(args.source, args.document)
     model = engine(args.model, vars(args), batch_size=args.batch_size or 32)
-    written = model.document(text, args.document, **of_calls(vars(args)))
+    written = model.document(text, args.document or FORMATS[0], **of_calls(vars(args)))
     if args.output:
         write_text(args.output, written)
     else:
         sys.stdout.buffer.write(written.encode())
+
+
+def warn_of_kind(source: str, format: str) -> None:
+    """Warns if a file's extension is of a kind that `format` does not keep. No format means plain text."""
+    kind = Path(source.removesuffix(".gz")).suffix[1:].lower()
+    fitting = next((name for name, kinds in KINDS.items() if kind in kinds.split()), "")
+    if fitting and not format:
+        print(f"{source}: read as plain text. For its format, pass --document {fitting}.", file=sys.stderr)
+    elif kind in UNSUPPORTED.split():
+        what = format or "plain text"
+        print(f"{source}: .{kind} is not supported. It is read as {what}, so check the output.", file=sys.stderr)
 
 
 def write_lines(output: str, lines: Iterable[str]) -> None:

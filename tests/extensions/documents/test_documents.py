@@ -14,6 +14,7 @@ from hostile import TEXTS
 
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
+from tf_transformer.extensions.interop.families.m2m100.family import NLLB
 from tf_transformer.inference.alignment import Aligned, words_of
 from tf_transformer.inference.engine import Engine, Hypothesis, TranslationResult
 
@@ -141,6 +142,53 @@ def test_a_space_comes_and_goes_with_the_writing():
     assert engine.document("这是书。好。") == "A book. Good."
     assert engine.document("Yes. No.") == "是。不。"
     assert engine.document("Yes.\nNo.  Yes.") == "是。\n不。  是。"
+    for source, target in [
+        ("<b>这是书。</b>好。", "<b>A book.</b> Good."),
+        ("<b>这是书。</b><i>好。</i>", "<b>A book.</b> <i>Good.</i>"),
+        ("<b>Yes. </b>No.", "<b>是。</b>不。"),
+        ("Yes. <i>No.</i>", "是。<i>不。</i>"),
+        ("Yes.<sup>1</sup> No.<br>Yes.", "是。<sup>1</sup>不。<br>是。"),
+        ("<b>好。</b>\n这是书。", "<b>Good.</b>\nA book."),
+    ]:
+        assert engine.document(source, "html") == target
+    both |= {"“好。”": "“Good.”"}
+    assert engine.document("“好。”好。") == "“Good.” Good."
+
+
+def test_codes_of_three_letters_split_as_those_of_two():
+    """CLDR, by the package babel, has the codes of two letters."""
+    aliases = pytest.importorskip("babel.core").get_global("language_aliases")
+    aliases |= dict.fromkeys(["acq", "ajp", "ars"], "ar") | {"quy": "qu"}  # parts of macrolanguages
+    texts = """Am 3. Oktober ist z. B. no. 5 frei. Ja.|Mme. X. Av. Y Sr. Z. Oui?|На ул. Новой, т. е. там. Она.
+यह है। वह है।|本です。はい。|Ο κ. Νίκος. Ναι; Όχι.|ሰላም። ነው።|Բարեւ։ Այո։|মি. খান। না।|Dhr. X, bijv. Y. Z.
+Mieszka przy ul. Nowej. To jest np. dom.|Bylo to 3. ledna. Je to např. dům."""  # noqa: RUF001
+    codes = {code.partition("_")[0] for code in NLLB.split()} & set(aliases)
+    assert len(codes) > 120
+    for code in codes:
+        for text in re.split(r"[|\n]", texts):
+            assert sentences_in(f"{code}_Latn")(text) == sentences_in(aliases[code])(text), (code, text)
+
+
+def test_marks_within_words_and_numbers_of_notes_are_where_they_were():
+    copies = """Water is H<sub>2</sub>O.|CO<sub>2</sub>, CO<sub>2</sub>|super<wbr>cali <img src=x>go|<b>W</b>orld go
+10<sup>th</sup> of May|don<b>'t</b> stop|"<b>quoted</b>" word|<i>a</i>/<i>b</i> and
+see <code>x</code>, <code>y</code>."""
+    notes = """A claim<sup><a href='#1'>[1]</a></sup><sup><a>[2]</a></sup> is made.|It is so.<sup>3</sup> Next one.
+5 m<sup>2</sup>, or 10<sup>\u22126</sup> m<sup>2</sup>|word<sup>*</sup>, <b>bold</b><sup>\u2020</sup><sup>(b)</sup> text"""
+    for text in re.split(r"[|\n]", f"{copies}\n{notes}"):
+        assert Words(most=99).document(text, "html") == text
+    for text in re.split(r"[|\n]", notes):
+        engine = Words(str.upper, most=99)
+        assert engine.document(text, "html").casefold() == text.casefold()
+        assert not re.search("claim.*1|m2|106|bold.*b", "".join(engine.asked))
+    reverse = Words(str.upper, most=99)
+    reverse._made = lambda text: (text.split(), text.upper().split()[::-1], list(range(len(text.split())))[::-1])
+    assert reverse.document("E = m<sup>2</sup>", "html") == "M<sup>2</sup> = E"
+    assert reverse.document("go a<code>a</code><b>a</b>", "html").count("<code>a</code>") == 1
+
+
+def test_a_sign_that_shares_a_token_is_with_its_word():
+    assert Words(str.upper).document("<i>Go on:</i> now <b>(yes)</b>.", "html") == "<i>GO on:</i> NOW <b>(YES)</b>."
 
 
 def test_splitters_that_lose_text_and_unknown_formats_are_refused():
@@ -331,6 +379,7 @@ def test_no_document_takes_for_ever(format):
     assert Words(most=99).document("a" * 99_999, format) and Words(most=99).document("%" + "0" * 99_999, format)
     assert Words(most=99).document("a " + "<b>" * 2_000 + "x" + "</b>" * 2_000 + " c", format)
     parts = [("<p>", "</q>"), ("<b>x ", "</b>"), ("<x>t", "</x>"), ("<", ""), ("a", ""), ("%0", "0"), ("{", "}")]
+    parts += [("好。", ""), ("é.", ""), ("{a, plural, ", ""), ("http://(", ""), ("{{ a", "}}"), ("<sup>1</sup>", "")]
     parts += [("{x} a@b.cc ", ""), ("<b>x</b> ", ""), ("x<wbr>", ""), ("<code>a. b</code> ", ""), ("&x;", "")]
     for before, after in parts:
         assert Words(most=99).document(before * 2_000 + after * 2_000, format)

@@ -10,7 +10,7 @@ from tf_transformer.extensions.documents.marked import DENSE, Marked
 from tf_transformer.inference.alignment import Aligned, Span, words_of
 
 # The end of what stands between spaces, or any character of a script without spaces.
-_AT_END = re.compile(rf"(?<=[{DENSE}])|(?=[{DENSE}])|\s|[.,;:!?)\]]*(?:\s|$)")
+_AT_END = re.compile(rf"(?<=[{DENSE}\u2013\u2014])|(?=[{DENSE}])|\s|[.,;:!?)\]]*(?:\s|$)")
 AFTER = ("lost", "note")  # kinds of marks that follow a word
 
 

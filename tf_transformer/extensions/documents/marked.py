@@ -28,7 +28,8 @@ PLACEHOLDERS = {
     "address": rf"(?:(?:https?|ftp)://|(?<![\w.])www\.)"
     rf"(?:{_IN_ADDRESS}|[.,;:!?'|*]++(?={_IN_ADDRESS}|[(\[{{])|\([^()\s{DENSE}]*\)|\[[^\[\]\s{DENSE}]*\]|\{{[^{{}}\s]*\}})+",
     "e-mail": rf"(?<!{_WORD})(?<![.+-])(?:{_WORD}|[.+-])++@(?:{_WORD}|-)+(?:\.(?:{_WORD}|-)+)+",
-    "template": r"\{\{\{?[^{}\n]{1,199}\}\}\}?|\{%[^{}%\n]{1,199}%\}|\{\#[^{}#\n]{1,199}\#\}|<%[^<>%\n]{1,199}%>",
+    "template": r"\{\{\{?(?:[^{}\n]|\{[^{}\n]{0,99}\}){1,199}\}\}\}?"
+    r"|\{%[^{}%\n]{1,199}%\}|\{\#[^{}#\n]{1,199}\#\}|<%[^<>%\n]{1,199}%>",
     "ICU": r"\{\s?\w+\s?,\s?(?:number|date|time|spellout|ordinal|duration)(?:\s?,[^{}\n]{1,99})?\}"
     rf"|\{{\s?\w+\s?,\s?(?:plural|select|selectordinal)\s?,{_INNER}\}}",
     "braces": r"[$#%@]?\{(?:[^{}\s]|\{[^{}\s]{0,99}\}){0,99}\}"
@@ -52,6 +53,7 @@ NOTE = re.compile(r"\s*(?:[\d\s,;\u2013\u2212-]++|[*\u2020\u2021\u00a7\u00b6#]++
 BRACKETS = dict(zip(")]}\u300d\u300f\uff09\u3011\u300b", "([{\u300c\u300e\uff08\u3010\u300a", strict=True))
 _GLUED = re.compile(rf"[^\s{DENSE}\u2013\u2014\u2026]|[{re.escape(''.join([*BRACKETS, *BRACKETS.values()]))}]")
 DEEPEST = 99  # elements in each other, within a sentence
+OPENING = r"[\s(\[{\u00bf\u00a1\u2013\u2014]"  # needs no space after it
 STOPS, QUOTES = set(".,;:!?\u00bf\u00a1"), set("\"'\u2018\u2019\u201a\u201c\u201d\u201e\xab\xbb\u2039\u203a")
 # The codes of sentencex for codes of three letters, such as NLLB's, where its rules are not those for English.
 CODES = """
@@ -60,6 +62,7 @@ fin:fi fra:fr glg:gl grn:gn guj:gu hat:ht hin:hi hye:hy ita:it jpn:ja kan:kn kaz
 mya:my nld:nl oci:oc pan:pa plt:mg pol:pl por:pt quy:qu rus:ru sag:sg san:sa slk:sk spa:es tam:ta tat:tt tel:te ukr:uk
 wol:wo
 """
+WINDOW = 4_096  # characters that are split at once
 # Where a text is cut, the best place first: after a semicolon, a colon or a dash; after a comma; at a space.
 BREAKS = ["[;:\u2026\u2013\u2014]\\s+|[\uff1b\uff1a\u3002]", "[,\u060c]\\s+|[\u3001\uff0c]", r"\s+"]
 
@@ -104,6 +107,8 @@ class Marked:
 
         def within(place: int, kind: str) -> bool:
             mark = self.marks[place]
+            if mark.kind == "note":  # of a word, and not of a sentence
+                return start < mark.start and self.text[mark.start - 1].isalnum()
             return mark.end > mark.start or start < self._tags.get((mark.element, kind), start) < end
 
         while first < last and self.marks[first].start == start and not within(first, "close"):
@@ -140,7 +145,7 @@ class Marked:
         """Writes a mark between texts. A lost word gets spaces around it, where words have some."""
         if mark.kind != "lost":
             return mark.raw
-        left = before != "" and not before[-1].isspace() and not is_wide(before[-1])
+        left = before != "" and not is_wide(before[-1]) and not re.search(OPENING + "$", before[-1])
         return " " * left + mark.raw + " " * (after[:1].isalnum() and not is_wide(after[0]))
 
     def joined(self, spans: Sequence[Span], outputs: Sequence[str]) -> str:
@@ -361,9 +366,14 @@ def sentences_in(language: str = "") -> Splitter:
     code = dict(pair.split(":") for pair in CODES.split()).get(code, code)
 
     def sentences(line: str) -> list[str]:
-        # sentencex rejects halves of surrogate pairs.
-        pieces = segment(code, re.sub("[\ud800-\udfff]", "\ufffd", line))
-        ends = list(itertools.accumulate(map(len, pieces)))
-        return [line[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        # sentencex rejects halves of surrogate pairs, and takes quadratic time.
+        text, ends, size = re.sub("[\ud800-\udfff]", "\ufffd", line), [0], WINDOW
+        while ends[-1] < len(text):
+            pieces = segment(code, text[ends[-1] : ends[-1] + size])
+            whole = ends[-1] + size >= len(text)
+            size = WINDOW if len(pieces) > 1 else 2 * size
+            if whole or len(pieces) > 1:  # The last one may go on.
+                ends += itertools.accumulate(map(len, pieces[: None if whole else -1]), initial=ends.pop())
+        return [line[start:end] for start, end in itertools.pairwise(ends)]
 
     return sentences

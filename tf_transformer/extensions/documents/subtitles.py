@@ -1,6 +1,7 @@
 """Splits subtitles (.srt) into sentences over several lines and captions, and the rest."""
 
 import bisect
+import itertools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -83,7 +84,7 @@ def captions_of(document: str) -> list[str | Marked]:
     ends = {line.caption: line.ends for line in lines}
     punctuated = 2 * sum(ends.values()) > len(ends)
     parts, group, last = list[str | Marked](), list[_Line](), 0
-    for line, after in zip(lines, [*lines[1:], None], strict=True):
+    for line, after in itertools.zip_longest(lines, lines[1:]):
         group.append(line)
         if after and not after.begins and line.caption == after.caption and not line.closes:
             continue
@@ -108,7 +109,7 @@ def _read(document: str) -> tuple[list[tuple[timedelta, timedelta]], list[_Line]
     bounds = zip([0, *(match.end() for match in headers)], ends, strict=True)
     for caption, (start, end) in enumerate(bounds, -1):
         for raw in re.findall(r"[^\n]*\n|[^\n]+", document[start:end]):
-            if "-->" in raw or (caption < 0 and raw.strip("\ufeff \t\r\n")):
+            if re.search(r"\d.*-->|-->.*\d", raw) or (caption < 0 and raw.strip("\ufeff \t\r\n")):
                 where = f"line {document.count(chr(10), 0, start) + 1}"
                 raise BadInput(f"{where}: expected a time such as 00:00:01,000 --> 00:00:02,500, got {shown(raw)}")
             lines += _line(raw, start, caption)
