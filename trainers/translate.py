@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tf_transformer.extensions.documents.document import FORMATS
 from tf_transformer.utils.files import lines_in, lines_of, open_text, user_path, write_text
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--json", action="store_true", help="print JSON lines with text, score and flags")
     add("--n-best", type=positive, metavar="N", help="translations per line, best first, with --json (1)")
     what = f"translate the text as one document: {', '.join(FORMATS[:-1])} or {FORMATS[-1]} ({FORMATS[0]})"
-    add("--document", nargs="?", const="", choices=FORMATS, metavar="FORMAT", help=what)
+    add("--document", nargs="?", const=False, choices=FORMATS, metavar="FORMAT", help=what)
     add("--batch-size", type=positive, metavar="N", help="sentences per batch (32)")
     add_call_options(add)
     bulk = parser.add_argument_group('many files, with Apache Beam (pip install "tf-transformer[beam]")')
@@ -112,8 +112,8 @@ def translate_document(args: argparse.Namespace) -> None:
         sys.stdout.buffer.write(written.encode())
 
 
-def warn_of_kind(source: str, format: str) -> None:
-    """Warns if a file's extension is of a kind that `format` does not keep. No format means plain text."""
+def warn_of_kind(source: str, format: str | Literal[False]) -> None:
+    """Warns if a file's extension is of a kind that the format does not keep. `False` is --document without one."""
     kind = Path(source.removesuffix(".gz")).suffix[1:].lower()
     fitting = next((name for name, kinds in KINDS.items() if kind in kinds.split()), "")
     if fitting and not format:

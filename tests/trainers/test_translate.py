@@ -1,5 +1,6 @@
 """`tf-transformer translate` on one file: options, forms of output, and interrupted output."""
 
+import gzip
 import json
 import os
 import resource
@@ -8,6 +9,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from programs import ROOT, fails
+from test_documents import Words
 
 import tf_transformer as tt
 from trainers import translate
@@ -60,6 +63,26 @@ def test_a_document(engine, tmp_path, capsysbinary):
     assert output.read_bytes() == expected and b"\r\n</p>" in expected
     translate.main(["saved", str(page), "--document", "html", "--beam-size", "2"])
     assert capsysbinary.readouterr().out == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "warning"),
+    [
+        ("a.html", [], "a.html: read as plain text. For its format, pass --document html.\n"),
+        ("a.SRT.gz", [], "a.SRT.gz: read as plain text. For its format, pass --document srt.\n"),
+        ("a.po", [], "a.po: .po is not supported. It is read as plain text, so check the output.\n"),
+        ("a.md", ["html"], "a.md: .md is not supported. It is read as html, so check the output.\n"),
+        ("a.html", ["text"], ""),
+        ("a.srt", ["srt"], ""),
+        ("a.txt", [], ""),
+    ],
+)
+def test_files_of_other_kinds_are_warned_about(name, options, warning, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_bytes(gzip.compress(b"") if name.endswith(".gz") else b"")
+    monkeypatch.setattr(translate, "engine", lambda *args, **options: Words(str.upper))
+    translate.main(["nowhere", name, "--document", *options])
+    assert capsys.readouterr().err == warning
 
 
 @pytest.mark.parametrize("option", ["--json", "--scores", "--input=x"])

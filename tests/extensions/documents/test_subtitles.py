@@ -230,7 +230,24 @@ def test_malformed_files_are_refused_in_a_line():
 
 
 @pytest.mark.parametrize(
-    "part", ["1", "\n", "<i>", "<", "{\\", "♪", "-", "1\n", "A:", "1:", "a\n", "a ", '"', TIME.format(1, 2) + "\n"]
+    "part",
+    [
+        "1",
+        "\n",
+        "<i>",
+        "<",
+        "{\\",
+        "♪",
+        "-",
+        "1\n",
+        "A:",
+        "1:",
+        "1:1:1" + 19_000 * "1",
+        "a\n",
+        "a ",
+        '"',
+        TIME.format(1, 2) + "\n",
+    ],
 )
 def test_no_file_takes_for_ever(part):
     assert Words(most=99).document(captions("a") + TIME.format(1, 2) + "\n" + part * (20_000 // len(part)), "srt")

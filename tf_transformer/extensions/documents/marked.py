@@ -55,12 +55,12 @@ _GLUED = re.compile(rf"[^\s{DENSE}\u2013\u2014\u2026]|[{re.escape(''.join([*BRAC
 DEEPEST = 99  # elements in each other, within a sentence
 OPENING = r"[\s(\[{\u00bf\u00a1\u2013\u2014]"  # needs no space after it
 STOPS, QUOTES = set(".,;:!?\u00bf\u00a1"), set("\"'\u2018\u2019\u201a\u201c\u201d\u201e\xab\xbb\u2039\u203a")
-# The codes of sentencex for codes of three letters, such as NLLB's, where its rules are not those for English.
+# Pairs of codes of three letters, such as NLLB's, and those of sentencex, where its rules are not those for English.
 CODES = """
-acq:ar ajp:ar als:sq amh:am ara:ar arb:ar ars:ar ayr:ay bak:ba bam:bm ben:bn bul:bg cat:ca ces:cs dan:da deu:de ell:el
-fin:fi fra:fr glg:gl grn:gn guj:gu hat:ht hin:hi hye:hy ita:it jpn:ja kan:kn kaz:kk lim:li lin:ln ltz:lb mal:ml mar:mr
-mya:my nld:nl oci:oc pan:pa plt:mg pol:pl por:pt quy:qu rus:ru sag:sg san:sa slk:sk spa:es tam:ta tat:tt tel:te ukr:uk
-wol:wo
+acqar ajpar alssq amham araar arbar arsar ayray bakba bambm benbn bulbg catca cescs danda deude ellel
+finfi frafr glggl grngn gujgu hatht hinhi hyehy itait jpnja kankn kazkk limli linln ltzlb malml marmr
+myamy nldnl ocioc panpa pltmg polpl porpt quyqu rusru sagsg sansa slksk spaes tamta tattt telte ukruk
+wolwo
 """
 WINDOW = 4_096  # characters that are split at once
 # Where a text is cut, the best place first: after a semicolon, a colon or a dash; after a comma; at a space.
@@ -363,7 +363,7 @@ def sentences_in(language: str = "") -> Splitter:
     """
     segment = import_extra("sentencex", "documents", "a document").segment
     code = re.split("[_-]", language)[0] or "en"
-    code = dict(pair.split(":") for pair in CODES.split()).get(code, code)
+    code = {pair[:3]: pair[3:] for pair in CODES.split()}.get(code, code)
 
     def sentences(line: str) -> list[str]:
         # sentencex rejects halves of surrogate pairs, and takes quadratic time.
