@@ -212,6 +212,8 @@ def test_an_output_is_split_by_the_share_of_each_line():
     assert translated(outputs, "The old woman", "opens it.") == ["Die sehr alte Frau da", "macht es auf."]
     assert translated({"No one": "Niemand"}, "No\none") == ["Niemand"]  # an empty line would end the caption
     assert translated({"no one": "niemand"}, "no", "one") == ["niemand", ""]
+    assert translated({"no one.": "niemand."}, "no", "one.\nYes.\nNo.") == ["niemand.", "Yes.\nNo."]
+    assert translated({"No one.": "Niemand."}, "No\none.\nYes.") == ["Niemand.\nYes."]
     assert translated({"I know that it is so.": "我知道事情就是这样。"}, "I know that\nit is so.") == [
         "我知道事情\n就是这样。"
     ]

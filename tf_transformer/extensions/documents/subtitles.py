@@ -42,12 +42,14 @@ class Captions(Marked):
 
     def joined(self, spans: Sequence[Span], outputs: Sequence[str]) -> str:
         lines = [self._in_lines(*one) for one in zip(spans, outputs, strict=True)]
-        written, *lines = super().joined(spans, lines).split("\n")
+        first, *lines = super().joined(spans, lines).split("\n")
+        written, filled = [first], first.strip() != ""
         for between, line in zip(self._breaks, lines, strict=True):
             # An empty line would end the caption.
-            whole = "-->" in between or (line.strip() and written.strip())
-            written += (between if whole else re.sub(r"[\r\n]", "", between)) + line
-        return written
+            empty = "-->" not in between and not (filled and line.strip())
+            written += [re.sub(r"[\r\n]", "", between) if empty else between, line]
+            filled = line.strip() != "" or (filled and "-->" not in between)
+        return "".join(written)
 
     def _in_lines(self, span: Span, output: str) -> str:
         """Breaks an output where its sentence has newlines, by the share of its length, between words."""
@@ -66,9 +68,9 @@ class Captions(Marked):
         for count, goal in zip(range(len(goals), 0, -1), goals, strict=True):
             high = max(low, len(spots) - count + 1)
             near = bisect.bisect_left(spots, (goal, 0, 0), low, high)
-            nearest = sorted(spots[max(low, near - 1) : min(near + 1, high)], key=lambda spot: abs(spot[0] - goal))
-            _, place, width = nearest[0] if nearest else (0, len(output), 0)
-            low = bisect.bisect_right(spots, nearest[0]) if nearest else low
+            some = spots[max(low, near - 1) : min(near + 1, high)]
+            spot = min(some, key=lambda spot: abs(spot[0] - goal), default=(length, len(output), 0))
+            low, place, width = bisect.bisect_right(spots, spot), *spot[1:]
             lines.append(output[last:place])
             last = place + width
         return "\n".join([*lines, output[last:]])
