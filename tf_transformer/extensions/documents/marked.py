@@ -53,7 +53,7 @@ NOTE = re.compile(r"\s*(?:[\d\s,;\u2013\u2212-]++|[*\u2020\u2021\u00a7\u00b6#]++
 BRACKETS = dict(zip(")]}\u300d\u300f\uff09\u3011\u300b", "([{\u300c\u300e\uff08\u3010\u300a", strict=True))
 _GLUED = re.compile(rf"[^\s{DENSE}\u2013\u2014\u2026]|[{re.escape(''.join([*BRACKETS, *BRACKETS.values()]))}]")
 DEEPEST = 99  # elements in each other, within a sentence
-OPENING = r"[\s(\[{\u00bf\u00a1\u2013\u2014]"  # needs no space after it
+OPENING = "([{\u00bf\u00a1\u2013\u2014"  # needs no space after it
 STOPS, QUOTES = set(".,;:!?\u00bf\u00a1"), set("\"'\u2018\u2019\u201a\u201c\u201d\u201e\xab\xbb\u2039\u203a")
 # Pairs of codes of three letters, such as NLLB's, and those of sentencex, where its rules are not those for English.
 CODES = """
@@ -133,10 +133,8 @@ class Marked:
         word = self.text[max(0, start - 1) : start]  # the text before the next mark
         for mark in marks:
             word = self.text[last : mark.start] or word
-            parts += [
-                self.write(self.text[last : mark.start]),
-                self.spaced(mark, word, self.text[mark.end : mark.end + 1]),
-            ]
+            after = self.text[mark.end : mark.end + 1]
+            parts += [self.write(self.text[last : mark.start]), self.spaced(mark, word, after)]
             last, word = mark.end, mark.raw if mark.kind == "lost" else word
         return "".join([*parts, self.write(self.text[last:end])])
 
@@ -145,7 +143,7 @@ class Marked:
         """Writes a mark between texts. A lost word gets spaces around it, where words have some."""
         if mark.kind != "lost":
             return mark.raw
-        left = before != "" and not is_wide(before[-1]) and not re.search(OPENING + "$", before[-1])
+        left = before != "" and not (before[-1].isspace() or before[-1] in OPENING or is_wide(before[-1]))
         return " " * left + mark.raw + " " * (after[:1].isalnum() and not is_wide(after[0]))
 
     def joined(self, spans: Sequence[Span], outputs: Sequence[str]) -> str:
@@ -171,12 +169,8 @@ class Marked:
                 closed = next((i for i, mark in enumerate(marks) if mark.kind == "open"), len(marks))
                 raws = [mark.raw for mark in marks]
                 parts.append("".join([*raws[:closed], new, *raws[closed:]]))
-            begun, last, seen, before = (
-                start,
-                end,
-                after,
-                _without_tags(output, {mark.raw for mark in self.marks[first:after]}),
-            )
+            tags = {mark.raw for mark in self.marks[first:after]}
+            begun, last, seen, before = start, end, after, _without_tags(output, tags)
         return [*parts, self._written(last, len(self.text), self.marks[seen:])]
 
     def sentences(self, splitter: Splitter) -> list[Span]:
@@ -272,9 +266,9 @@ class Marked:
             last = mark.end
         items += [_Unit(i, i + 1, len(self.marks), len(self.marks)) for i in range(last, len(self.text))]
         runs = itertools.groupby(
-            items, lambda item: item.first < item.last or bool(_GLUED.match(self.text[item.start]))
+            items, lambda item: item.first == item.last and not _GLUED.match(self.text[item.start])
         )
-        return self._without([unit for glued, run in runs if glued for unit in self._units(list(run))], "lost")
+        return self._without([unit for apart, run in runs if not apart for unit in self._units(list(run))], "lost")
 
     def _units(self, run: Sequence["_Unit"]) -> Iterator["_Unit"]:
         """Splits a run at tags of elements that are not within it, and trims what a text needs itself."""
@@ -303,9 +297,8 @@ class Marked:
             if kind == "lost" and start < end and text[-1:] == " " and not self.text[end : end + 1].isalnum():
                 text = text[:-1]  # before a comma, an end or another space
             for mark in self.marks[seen:first]:
-                marks.append(
-                    mark._replace(start=min(mark.start - shift, len(text)), end=min(mark.end - shift, len(text)))
-                )
+                begin, close = (min(position - shift, len(text)) for position in mark[:2])
+                marks.append(mark._replace(start=begin, end=close))
             if first < after:
                 marks.append(Mark(len(text), len(text), self._written(start, end, self.marks[first:after]), kind))
             last, seen = end, after
