@@ -111,7 +111,7 @@ def _read(document: str) -> tuple[list[tuple[timedelta, timedelta]], list[_Line]
     bounds = zip([0, *(match.end() for match in headers)], ends, strict=True)
     for caption, (start, end) in enumerate(bounds, -1):
         for raw in re.findall(r"[^\n]*\n|[^\n]+", document[start:end]):
-            if re.search(r"\d.*-->|-->.*\d", raw) or (caption < 0 and raw.strip("\ufeff \t\r\n")):
+            if ("-->" in raw and re.search(r"\d", raw)) or (caption < 0 and raw.strip("\ufeff \t\r\n")):
                 where = f"line {document.count(chr(10), 0, start) + 1}"
                 raise BadInput(f"{where}: expected a time such as 00:00:01,000 --> 00:00:02,500, got {shown(raw)}")
             lines += _line(raw, start, caption)
