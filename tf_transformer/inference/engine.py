@@ -239,11 +239,8 @@ class Engine(ABC):
         if not self.translates:
             raise BadInput("document: expected a translator, got a parser, which takes sentences")
         is_single = isinstance(texts, str | bytes) or getattr(texts, "shape", None) == ()
-        strings = [
-            text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-            for text in strings_in([texts] if is_single else texts)
-        ]
-        outputs: list[str] = registry.find("services", "documents")(self, strings, format, sentences, options)
+        documents = list(strings_in([texts] if is_single else texts))
+        outputs: list[str] = registry.find("services", "documents")(self, documents, format, sentences, options)
         return outputs[0] if is_single else outputs
 
     def aligned(self, texts: Iterable[str | bytes], **options: Any) -> list[Aligned]:

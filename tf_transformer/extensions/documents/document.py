@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from tf_transformer.extensions.documents.alignment import Placing
+from tf_transformer.extensions.documents.encodings import decoded
 from tf_transformer.extensions.documents.marked import Marked, Splitter, sentences_in
 from tf_transformer.extensions.documents.markup import parts_of
 from tf_transformer.extensions.documents.subtitles import captions_of
@@ -18,7 +19,11 @@ MANY = 16  # characters per token: longer sentences are cut before they are toke
 
 
 def translated(
-    engine: Engine, documents: Sequence[str], format: str, sentences: Splitter | None, options: Mapping[str, Any]
+    engine: Engine,
+    documents: Sequence[str | bytes],
+    format: str,
+    sentences: Splitter | None,
+    options: Mapping[str, Any],
 ) -> list[str]:
     """Translates documents. The arguments are those of `Engine.document`."""
     if format not in FORMATS:
@@ -27,7 +32,8 @@ def translated(
         raise BadInput(f"sentences: expected a function from a line to its sentences, got {shown(sentences)}")
     language = options.get("source_language", engine.metadata.get("source_language", ""))
     splitter = sentences or sentences_in(str(language))
-    read = [_parts(text, format) for text in documents]
+    texts = [each if isinstance(each, str) else decoded(each, format)[0] for each in documents]
+    read = [_parts(text, format) for text in texts]
     parts = [[part if isinstance(part, str) else part.prepared() for part in each] for each in read]
     marked = [part for each in parts for part in each if isinstance(part, Marked)]
     spans = [part.sentences(splitter) for part in marked]

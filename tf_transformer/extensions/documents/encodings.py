@@ -1,0 +1,81 @@
+"""Encodings that HTML and XML declare."""
+
+import codecs
+import re
+
+from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.values import BadInput, shown
+
+_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+_XML_STARTS = {b"<\0?\0": "utf-16-le", b"\0<\0?": "utf-16-be"}
+_DECLARATION = re.compile(rb"""<\?xml[^>]*?\sencoding\s*=\s*["']([^"'>]*)""")
+_CHARSET = re.compile(r"""charset\s*=\s*["']?\s*([^\s"';>]+)""", re.IGNORECASE)
+_SEARCHED = 16_384  # bytes of a page
+# Encodings that browsers read instead, which have more characters, and names that Python lacks.
+_WIDER = {"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"}
+_WIDER |= {"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "euc_kr": "cp949", "shift_jis": "cp932"}
+_NAMES = {"gb_2312-80": "gbk", "iso-8859-8-i": "iso8859-8", "windows-31j": "cp932", "windows-874": "cp874"}
+
+
+def decoded(data: bytes, format: str) -> tuple[str, str]:
+    """Decodes a document by its byte order mark, which is kept, or its declaration.
+
+    Without them, HTML and XML are in UTF-8, or HTML that is not in Windows-1252. Plain text is in UTF-8, with U+FFFD for
+    what is not.
+
+    Returns:
+        The text, and the name of the encoding.
+
+    Raises:
+        BadInput: If the encoding is unknown, or the bytes are not in it.
+    """
+    if format == "text":
+        return data.decode("utf-8", "replace"), "utf-8"
+    starts = _MARKS | (_XML_STARTS if format == "xml" else {})
+    name = next((name for start, name in starts.items() if data.startswith(start)), "")
+    if not name and (label := _declared_by_xml(data) if format == "xml" else _declared_by_html(data)):
+        name = _codec(label, format == "html")
+    try:
+        return data.decode(name or "utf-8"), name or "utf-8"
+    except UnicodeDecodeError as error:
+        if not name and format == "html":
+            return data.decode("cp1252", "replace"), "cp1252"
+        raise BadInput(
+            f"document: expected text in {name or 'utf-8'}, got byte {data[error.start]:#04x} at {error.start}. "
+            "Correct the declared encoding, or pass a str."
+        ) from error
+
+
+def _declared_by_xml(data: bytes) -> str:
+    match = _DECLARATION.match(data)
+    return match[1].decode("latin-1") if match else ""
+
+
+def _declared_by_html(data: bytes) -> str:
+    start = data[:_SEARCHED].decode("latin-1")
+    if "charset" not in start.lower():
+        return ""
+    page = import_extra("justhtml", "documents", "HTML").JustHTML(start, sanitize=False)
+    for meta in page.query("meta"):
+        if meta.attrs.get("charset"):
+            return meta.attrs["charset"]
+        if (meta.attrs.get("http-equiv") or "").lower() == "content-type":
+            if match := _CHARSET.search(meta.attrs.get("content") or ""):
+                return match[1]
+    return ""
+
+
+def _codec(label: str, is_html: bool) -> str:
+    """Returns Python's name of an encoding. A declaration that can be read as ASCII, but says UTF-16, means UTF-8."""
+    label = label.strip().lower()
+    try:
+        name = codecs.lookup(
+            _NAMES.get(label, re.sub(r"^x-|^windows-(?=949$)", "cp" if label.startswith("windows") else "", label))
+        ).name
+        if name.startswith(("utf-16", "utf-32")):
+            return "utf-8"
+        if name != "utf-7" and b"<a>".decode(name) == "<a>":
+            return _WIDER.get(name, name) if is_html else name
+    except (LookupError, UnicodeError):
+        pass
+    raise BadInput(f"document: expected an encoding that Python knows, got {shown(label)}. Decode it, and pass a str.")
