@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tf_transformer.extensions.documents.document import FORMATS
+from tf_transformer.extensions.documents.encodings import decoded
 from tf_transformer.utils.files import lines_in, lines_of, open_text, user_path, write_text
 
 from .command import add_call_options, answered, chosen, engine, of_calls, options, positive, run_program
@@ -102,14 +103,16 @@ def translate_file(args: argparse.Namespace, ending: str) -> None:
 def translate_document(args: argparse.Namespace) -> None:
     """Translates one file, or standard input, as a document."""
     with contextlib.nullcontext(sys.stdin.buffer) if args.source == "-" else open_text(args.source) as file:
-        text = file.read()
+        content = file.read()
+    format = args.document or FORMATS[0]
+    text, encoding = decoded(content, format)
     warn_of_kind(args.source, args.document)
     model = engine(args.model, vars(args), batch_size=args.batch_size or 32)
-    written = model.document(text, args.document or FORMATS[0], **of_calls(vars(args)))
+    written = model.document(text, format, **of_calls(vars(args)))
     if args.output:
-        write_text(args.output, written)
+        write_text(args.output, written, encoding=encoding)
     else:
-        sys.stdout.buffer.write(written.encode())
+        sys.stdout.buffer.write(written.encode(encoding, "xmlcharrefreplace"))
 
 
 def warn_of_kind(source: str, format: str | Literal[False]) -> None:

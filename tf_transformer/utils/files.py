@@ -140,10 +140,17 @@ def remove_unfinished() -> None:
 
 
 def write_text(
-    path: str | os.PathLike[str], text: str | Iterable[str], rescue: Callable[[Path], None] | None = None
+    path: str | os.PathLike[str],
+    text: str | Iterable[str],
+    rescue: Callable[[Path], None] | None = None,
+    encoding: str = "utf-8",
 ) -> None:
-    """Writes a text file in UTF-8 atomically. `rescue` is that of `new_file`."""
+    """Writes a text file atomically. `rescue` is that of `new_file`.
+
+    In encodings other than UTF-8, character references such as &#8364; replace characters that do not exist there.
+    """
     texts = [text] if isinstance(text, str) else text
+    errors = "strict" if encoding == "utf-8" else "xmlcharrefreplace"
     try:
         is_stdout = sys.stdout is not None and os.path.samestat(user_path(path).stat(), os.fstat(1))
     except OSError:  # one of them does not exist
@@ -151,10 +158,13 @@ def write_text(
     if is_stdout:
         # `--output /dev/stdout >> log` must append to the log, not replace it.
         sys.stdout.flush()
-        with open(1, "w", encoding="utf-8", newline="\n", closefd=False) as file:
+        with open(1, "w", encoding=encoding, errors=errors, newline="\n", closefd=False) as file:
             file.writelines(texts)
         return
-    with new_file(path, rescue) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
+    with (
+        new_file(path, rescue) as temporary,
+        open(temporary, "w", encoding=encoding, errors=errors, newline="\n") as file,
+    ):
         file.writelines(texts)
 
 

@@ -1,5 +1,6 @@
 """Laws of documents, over random texts, markup, splitters and engines."""
 
+import contextlib
 import html
 import itertools
 import random
@@ -294,7 +295,7 @@ def test_tags_come_out_once_each_and_well_nested(document, seed, aligns, most):
 @MANY
 @hypothesis.given(TEXT)
 def test_text_without_tags_is_translated_as_plain_text(text):
-    text = re.sub(r"\s", " ", text)
+    text = re.sub(r"\s", " ", text).replace("\x00", "")  # which XML cannot have
     for name in ("html", "xml"):
         written = Words(str.upper, 5).document(html.escape(text, quote=False), name)
         assert html.unescape(written) == Words(str.upper, 5).document(text)
@@ -371,7 +372,9 @@ def test_hostile_texts_are_documents():
     markup = ["<" * 99, "</b><i>", "<b", "<!--", "&#0;&#xD800;", "<a b='", "<script>", "<![CDATA[a]]>", "<?"]
     for text in [*TEXTS, *markup]:
         for name in ("text", "html", "xml"):
-            engine.document(text, name)
+            # Bytes may be in no encoding, and XML not well formed.
+            with contextlib.suppress(*[BadInput] * (name == "xml" or (name == "html" and isinstance(text, bytes)))):
+                engine.document(text, name)
 
 
 @pytest.mark.parametrize("format", ["text", "html", "xml"])
@@ -383,7 +386,8 @@ def test_no_document_takes_for_ever(format):
     parts += [("好。", ""), ("é.", ""), ("{a, plural, ", ""), ("http://(", ""), ("{{ a", "}}"), ("<sup>1</sup>", "")]
     parts += [("{x} a@b.cc ", ""), ("<b>x</b> ", ""), ("x<wbr>", ""), ("<code>a. b</code> ", ""), ("&x;", "")]
     for before, after in parts:
-        assert Words(most=99).document(before * 2_000 + after * 2_000, format)
+        with contextlib.suppress(BadInput) if format == "xml" else contextlib.nullcontext():
+            assert Words(most=99).document(before * 2_000 + after * 2_000, format)
 
 
 @pytest.mark.program

@@ -20,8 +20,7 @@ _NAMES = {"gb_2312-80": "gbk", "iso-8859-8-i": "iso8859-8", "windows-31j": "cp93
 def decoded(data: bytes, format: str) -> tuple[str, str]:
     """Decodes a document by its byte order mark, which is kept, or its declaration.
 
-    Without them, HTML and XML are in UTF-8, or HTML that is not in Windows-1252. Plain text is in UTF-8, with U+FFFD for
-    what is not.
+    Without them, it is in UTF-8, or else, for HTML, in Windows-1252. In plain text, U+FFFD replaces invalid bytes.
 
     Returns:
         The text, and the name of the encoding.
@@ -59,9 +58,9 @@ def _declared_by_html(data: bytes) -> str:
     for meta in page.query("meta"):
         if meta.attrs.get("charset"):
             return meta.attrs["charset"]
-        if (meta.attrs.get("http-equiv") or "").lower() == "content-type":
-            if match := _CHARSET.search(meta.attrs.get("content") or ""):
-                return match[1]
+        is_type = (meta.attrs.get("http-equiv") or "").lower() == "content-type"
+        if is_type and (match := _CHARSET.search(meta.attrs.get("content") or "")):
+            return match[1]
     return ""
 
 

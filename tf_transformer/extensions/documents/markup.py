@@ -46,6 +46,7 @@ _TOKEN = re.compile(
 _OF_PARTS = (expat.errors.XML_ERROR_SYNTAX, expat.errors.XML_ERROR_JUNK_AFTER_DOC_ELEMENT)
 _REFERENCE = re.compile("(&[A-Za-z][A-Za-z0-9]*;)")
 _IN_WORD, _BEFORE = re.compile(r"</su[bp]\b", re.IGNORECASE), re.compile(r"[\w.,:;!?)]")
+_ADDRESS = re.compile(r"://|^www\.|\w@\w")
 _LINK, _WORD, _IMAGE = (
     re.compile(rf"<{names}", re.IGNORECASE) for names in (r"a\b", r"(?!/|!|\?|su[bp]\b|wbr\b)", r"(?:img|input)\b")
 )
@@ -393,9 +394,9 @@ def _partners(marks: Sequence[Mark]) -> dict[int, int]:
 
 
 def _with_addresses(run: Marked) -> Marked:
-    """Makes one mark of each placeholder that has tags inside, or has elements for itself."""
+    """Makes one mark of each address that has tags inside, or has elements for itself."""
     old, marks, done, other = run.marks, list[Mark](), 0, _partners(run.marks)
-    for start, end in (match.span() for match in PLACEHOLDER.finditer(run.text)):
+    for start, end in (match.span() for match in PLACEHOLDER.finditer(run.text) if _ADDRESS.search(match[0])):
         first = bisect.bisect_left(old, start, done, key=lambda mark: mark.start)
         last = bisect.bisect_right(old, end, first, key=lambda mark: mark.end)
         while first < last and old[first].start == start and not first < other.get(first, -1) < last:
@@ -428,8 +429,9 @@ def _apart(run: Marked, starts: re.Pattern[str]) -> Iterator[str | Marked]:
             is_closed = not _IN_WORD.match(mark.raw)
     other, first, start = _partners(run.marks), 0, 0
     cut = {i for i, j in other.items() if bisect.bisect(cuts, i) != bisect.bisect(cuts, j)}  # tags
+    ends = {*cuts, *cut, len(run.marks)}
     for index, mark in [*enumerate(run.marks), (len(run.marks), Mark(len(run.text), len(run.text), ""))]:
-        if index in cut or index in cuts or index == len(run.marks):
+        if index in ends:
             marks = [each._replace(start=each.start - start, end=each.end - start) for each in run.marks[first:index]]
             part = Marked(run.text[start : mark.start], marks, run.write, run.newline)
             yield part if part.text.strip() else part.written()

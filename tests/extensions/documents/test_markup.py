@@ -1,0 +1,327 @@
+"""HTML and XML are read as their standards say: other parsers compare documents before and after."""
+
+import collections
+import itertools
+import re
+import time
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
+
+import hypothesis
+import hypothesis.strategies as st
+import lxml.html
+import pytest
+from justhtml import JustHTML
+from test_documents import MANY, WORD, Words
+
+from tf_transformer.config import BadInput
+from tf_transformer.extensions.documents.encodings import decoded
+from tf_transformer.extensions.documents.markup import parts_of
+
+TEXT = WORD | st.sampled_from([" ", ". ", "\n", "&amp;", "&lt;", "a b", "<!-- c -->", "<img src=a.png>"])
+NAMES = ["b", "i", "a href='x?a=1&amp;b=2'", "span translate='no'", "code", "sup", "em translate='yes'", "u class='x'"]
+NAMES += ["p", "div", "div class='x notranslate'", "li", "x-y", "section translate='yes'", "pre", "svg", "ruby", "rt"]
+LOOSE = ["<p>", "<li translate=no>", "</b>", "</p>", "<b>", "<i>", "<tr>", "<td translate=no>", "<table>", "</table>"]
+LOOSE += ["<!doctype html>", "<html>", "<body translate=no>", "</body>", "</", "<", "<!", "<?php x ?>", "<![CDATA[x]]>"]
+LOOSE += ["</ x>", "<script>a<b</script>", "<style>", "<textarea>don't</textarea>", "<title>", "</title>", "<template>"]
+LOOSE += ["<svg><style/>", "<math><mi>", "<ruby>a<rt>b", "<a>", "</a>", "<nobr>", "<select>", "<option>", "<button>"]
+LOOSE += ['<a b="', "<p id=x/>", "<!-", "<form>", "<noscript>", "<svg></p>", "<script><!--<script></script>", "<xmp>"]
+
+
+def around(children):
+    parts = st.tuples(st.sampled_from(NAMES), st.lists(children, max_size=4))
+    return parts.map(lambda one: f"<{one[0]}>{''.join(one[1])}</{one[0].split()[0]}>")
+
+
+SOUND = st.lists(st.recursive(TEXT, around, max_leaves=12), max_size=5).map("".join)
+BROKEN = st.lists(SOUND | st.sampled_from(LOOSE), max_size=8).map("".join)
+
+
+def nodes(document):
+    """Yields the elements and texts of a page in the standard's tree, with whether their text is excluded."""
+    queue = [(JustHTML(document, sanitize=False, scripting_enabled=False).root, False, False)]
+    while queue:
+        node, no, never = queue.pop()
+        attributes, names = getattr(node, "attrs", None) or {}, "script style textarea template xmp rt rp"
+        own = attributes.get("translate")
+        no = own == "no" or (
+            own != "yes" and (no or node.name == "code" or "notranslate" in attributes.get("class", ""))
+        )
+        never |= node.name in names.split() or getattr(node, "namespace", None) in ("svg", "math")
+        yield node, no or never
+        children = [*(node.children or ()), getattr(node, "template_content", None)]
+        queue += [(child, no, never) for child in reversed(children) if child is not None]
+
+
+def shape(document):
+    """The elements and comments of a page, in the tree's order."""
+    found = [(node.name, str(getattr(node, "attrs", "")), str(node.data)) for node, _ in nodes(document)]
+    return [one for one in found if one[0] != "#text" and one[0] != "!doctype"]
+
+
+def shape_by_lxml(document):
+    found = lxml.html.document_fromstring(f"<div>{document}</div>").iter()
+    return [(str(one.tag), dict(one.attrib), "" if isinstance(one.tag, str) else one.text) for one in found]
+
+
+def shouted(document, is_xml=False):
+    """The document with all text that is translated in capitals."""
+
+    def written(part):
+        write, part.write = part.write, lambda text: write(text.upper())
+        return part.written()
+
+    return "".join(part if isinstance(part, str) else written(part) for part in parts_of(document, is_xml))
+
+
+@MANY
+@hypothesis.given(BROKEN)
+def test_only_texts_that_the_tree_does_not_exclude_change(document):
+    after = shouted(document)
+    assert shape(after) == shape(document)
+    pairs = [pair for pair in zip(nodes(document), nodes(after), strict=True) if pair[0][0].name == "#text"]
+    for (node, is_excluded), (new, _) in pairs:
+        assert new.data in ([node.data] if is_excluded else [node.data, node.data.upper()])
+
+
+@MANY
+@hypothesis.given(SOUND)
+def test_all_other_texts_change(document):
+    for node, is_excluded in nodes(shouted(document)):
+        assert node.name != "#text" or is_excluded or node.data == node.data.upper()
+
+
+@MANY
+@hypothesis.given(SOUND, st.integers(0, 2**9))
+def test_words_in_another_order_leave_the_same_elements(document, seed):
+    after = Words(str.upper, seed).document(document, "html")
+    assert collections.Counter(shape(after)) == collections.Counter(shape(document))
+    assert collections.Counter(map(str, shape_by_lxml(after))) == collections.Counter(map(str, shape_by_lxml(document)))
+
+
+def xml(children):
+    names = st.sampled_from(
+        ["g id='1'", "x:y", "ph translate='no'", "mrk its:translate='yes'", "style", "s xml:space='preserve'"]
+    )
+    return st.tuples(names, st.lists(children, max_size=4)).map(
+        lambda one: f"<{one[0]}>{''.join(one[1])}</{one[0].split()[0]}>"
+    )
+
+
+XML = st.text("abé ß日\n\t&<>]\"'", max_size=5).map(escape) | st.sampled_from(
+    ["<n a='>'/>", "<!-- <b> -->", "<?p <q> ?>", "<![CDATA[a & <b> ]]>", "&#233;", "&e;", "&amp;"]
+)
+HEADS = ["", '<?xml version="1.0" encoding="iso-8859-1"?>\n', '\ufeff<?xml version="1.0"?>', "<!-- <r> -->\n"]
+TYPES = ["", '<!DOCTYPE r [<!ENTITY e "<b>&amp;</b>"><!-- > ]> --><?p ]>?><!ENTITY f SYSTEM "f">\n]>\n']
+OPEN = '<r xmlns:x="urn:x" xmlns:its="http://www.w3.org/2005/11/its">'
+
+
+def events(document):
+    parser = ElementTree.XMLPullParser(["start", "end", "comment", "pi"])
+    parser.feed(document.replace("iso-8859-1", "utf-8").replace("&e;", "").encode())
+    return [
+        (kind, one.tag, dict(one.attrib)) if kind in ("start", "end") else (kind, one.text)
+        for kind, one in parser.read_events()
+    ]
+
+
+@MANY
+@hypothesis.given(
+    st.sampled_from(HEADS), st.sampled_from(TYPES), st.lists(st.recursive(XML, xml, max_leaves=12), max_size=6)
+)
+def test_xml_is_the_same_but_for_its_text(head, declared, content):
+    inside = "".join(content)
+    document = f"{head}{declared}{OPEN}{inside}</r>\n<!-- end -->"
+    after = shouted(document, True)
+    assert after.startswith(head + declared + OPEN) and after.endswith("</r>\n<!-- end -->")
+    assert events(after) == events(document)
+    parts = r"<!--.*?-->|<\?.*?\?>|<!\[CDATA\[.*?\]\]>|<style.*?</style>|&e;|<[^!?][^<]*?>"
+    assert re.findall(parts, after, re.DOTALL) == re.findall(parts, document, re.DOTALL)
+    part = shouted(inside, True)  # a part of a document gives the same
+    assert after == f"{head}{declared}{OPEN}{part}</r>\n<!-- end -->" or "its:" in inside or "x:" in inside
+
+
+def asked(document, format="html"):
+    engine = Words(str.upper)
+    return engine.document(document, format), engine.asked
+
+
+def test_elements_end_where_a_browser_ends_them():
+    """From the standard: optional tags, void and foreign elements, raw text, tables, comments that are none."""
+    same = [
+        ("<ul><li translate=no>Acme Door<li>Two</ul>", ["Two"]),
+        ("<dl><dt class=notranslate>Acme<dd>Two<dd translate=no>x</dl>", ["Two"]),
+        ("<td translate=no>Acme <b>x</b><td>Two", ["Two"]),  # a part of a table
+        ("<select><option translate=no>Acme<option>Two</select>", ["Two"]),
+        ("<html translate=no><title>x</title><p>x<p translate=yes>Two", ["Two"]),
+        ("<title translate=no>Acme</title><title>a < b</title>", ["a < b"]),
+        ("<p translate=no>x <b translate>Two</b> x</p>", ["Two"]),
+        ("<code>x <i translate=yes>Two</i></code> <kbd translate=yes>Three</kbd>", ["Two", "Three"]),
+        ("<svg><title>x</title><p>Two", ["Two"]),  # <p> ends <svg>
+        ("<table>Two<tr><td>Three</table>", ["Two", "Three"]),
+        ("<noscript><p>Two</noscript><iframe>x</iframe><template>x</template><xmp>x <p>y</xmp>", ["Two"]),
+        ("<script>'<p>x'; // <!-- <script> </script> <p>x</script><p>Two", ["Two"]),
+        ("Two <a href='>x'", ["Two"]),  # the page ends in a tag
+        ("<plaintext>x</plaintext>x", []),
+    ]
+    for document, expected in same:
+        written, texts = asked(document)
+        assert sorted(texts) == sorted(expected), document
+        for text in expected:
+            document = document.replace(text, text.upper().replace("<", "&lt;"))
+        assert written == document
+    texts = asked("Go <br/>on <!-- c --> now<wbr>here <![CDATA[x]]> </ x> then <?php x ?> stop")[1]
+    assert [" ".join(text.split()) for text in sorted(texts)] == ["Go", "on nowhere then stop"]
+
+
+def test_readings_over_ruby_are_no_words_of_the_sentence():
+    for document in (
+        "<ruby>\u6f22<rp>(</rp><rt>kan</rt><rp>)</rp>\u5b57<rt>ji</rt></ruby>\u3067\u3059",
+        "<p>\u6f22\u5b57<ruby>\u306e<rp>(<rt>no<rp>)</ruby>\u672c",
+    ):
+        texts = asked(document)[1]
+        assert len(texts) == 1 and re.fullmatch(r"[^a-z(]{4}", texts[0]) and shouted(document) == document
+
+
+def test_elements_side_by_side_are_apart():
+    menu = '<div><a href="/a">Home</a><a href="/b">About us</a><b><i>3</i><i>new</i></b></div>'
+    assert asked(menu)[0] == re.sub(r">[^<]+", lambda match: match[0].upper(), menu)
+    assert sorted(asked(menu)[1]) == ["3", "About us", "Home", "new"]
+    for apart in (
+        "<a>a.</a><!-- --><a>b</a>",
+        "<p>a<img src=x>b",
+        "<b>a</b><code>x</code> b",
+        "<i><b>a</b></i><u>b</u>",
+    ):
+        assert len(asked(apart)[1]) == 2, apart
+    for joined in (
+        "<b>a</b><i>, b</i>",
+        "<b>a</b> <i>b</i>",
+        "a<b>b</b>c",
+        "<b>a</b><sup>2</sup>",
+        "<b>\u4e2d</b><i>\u6587</i>",
+    ):
+        assert len(asked(joined)[1]) == 1, joined
+
+
+@MANY
+@hypothesis.given(st.lists(st.integers(0, 30)), st.sampled_from(["a href='/x'", "b", "span"]), st.booleans())
+def test_an_address_divided_by_elements_is_one_placeholder(cuts, name, divides):
+    address, ends = "https://example.com/doors?a=1&b=2", sorted({0, *cuts, 33})
+    names = ["span class='y'", "wbr"] if divides else ["b"]
+    inside = ""
+    for index, (start, end) in enumerate(itertools.pairwise(ends)):
+        text = escape(address[start:end])
+        inside += (
+            f"{text}<wbr>" if names[index % len(names)] == "wbr" else f"<{names[0]}>{text}</{names[0].split()[0]}>"
+        )
+    link = f"<{name}>{inside}</{name.split()[0]}>"
+    written, texts = asked(f"<p>Go to {link} now <a>https://x.org/y</a> on</p>")
+    assert written == f"<p>GO TO {link} NOW <a>https://x.org/y</a> ON</p>"
+    assert texts == [f"Go to {address} now https://x.org/y on"]
+
+
+def test_xml_may_have_names_of_its_own_and_no_bombs():
+    engine = Words(str.upper)
+    declared = '<!DOCTYPE r [<!NOTATION n PUBLIC "p"><!ENTITY a "<b>x</b>"><!ENTITY f SYSTEM "file:///etc/passwd">]>'
+    document = f"{declared}<r><p>go &a; on</p><p>&f;</p><p>go &other; on</p></r>"
+    assert engine.document(document, "xml") == document.replace("go", "GO").replace("on<", "ON<")
+    bomb = '<!ENTITY a0 "ha">' + "".join(f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 12))
+    document, began = f"<!DOCTYPE r [{bomb}]><r>go &a11;</r>", time.monotonic()
+    assert engine.document(document, "xml") == document.replace("go", "GO")
+    with pytest.raises(BadInput, match="limit on input amplification"):
+        engine.document(document.replace("<r>", "<r a='&a11;'>"), "xml")
+    assert time.monotonic() - began < 30
+    for document, where in (
+        ("<a>\n <b>\u00e9</a>", "mismatched tag in line 2, column 8"),
+        ("<a>go <b>", "no element found in line 1, column 10"),
+        ("go </b>", "mismatched tag in line 1, column 6"),
+        ("\ud800<a/>", "invalid token\\) in line 1, column 1"),
+    ):
+        with pytest.raises(BadInput, match=f"^document: expected well-formed XML, got .*{where}$"):
+            engine.document(document, "xml")
+
+
+PAGE = '<meta {}><p title="caf\u00e9">A caf\u00e9 \u20ac</p><script>"\u00e9"</script>'
+
+
+@pytest.mark.parametrize(
+    ("declared", "encoding"),
+    [
+        ('charset="iso-8859-1"', "cp1252"),
+        ("http-equiv=Content-Type content='text/html; charset=windows-1252'", "cp1252"),
+        ("charset=ISO-8859-15", "iso8859-15"),
+        ("charset=gb2312", "gb18030"),
+        ("charset=utf-16", "utf-8"),  # which such bytes cannot be in
+        ("name=x", "utf-8"),
+        ("name=x", "cp1252"),
+        ("charset=koi8-r", "utf-8-sig"),  # the byte order mark wins
+        ("name=x", "utf-16"),
+    ],
+)
+def test_pages_are_read_and_written_in_their_encoding(declared, encoding, tmp_path, monkeypatch):
+    from trainers import translate
+
+    page = PAGE.format(declared)
+    data = page.encode(encoding)
+    assert Words(str.upper).document(data, "html").removeprefix("\ufeff") == page.replace("A caf\u00e9", "A CAF\u00c9")
+    (tmp_path / "page.html").write_bytes(data)
+    monkeypatch.setattr(translate, "engine", lambda *args, **options: Words(lambda word: word.replace("A", "\u4e2d")))
+    translate.main(["x", str(tmp_path / "page.html"), "--document", "html", "--output", str(tmp_path / "out.html")])
+    written = page.replace(">A", ">\u4e2d" if "utf" in encoding or encoding == "gb18030" else ">&#20013;")
+    assert (tmp_path / "out.html").read_bytes() == written.encode(encoding)
+
+
+def test_xml_has_the_encoding_that_it_declares():
+    text = '<?xml version="1.0" encoding="{}"?><a>\u00e9</a>'
+    for name, encoding in (
+        ("ISO-8859-1", "iso8859-1"),
+        ("windows-1251", "cp1251"),
+        ("UTF-16", "utf-16-le"),
+        ("x", "utf-16-be"),
+    ):
+        document = text.format(name).replace("\u00e9", "\u0434" if name == "windows-1251" else "\u00e9")
+        assert decoded(document.encode(encoding), "xml") == (document, encoding)
+    for data, format, message in (
+        (b"<meta charset=x-own>", "html", "expected an encoding that Python knows, got 'x-own'"),
+        (b"<meta charset=utf-7>", "html", "expected an encoding"),
+        (b"<meta charset=utf-8>\xe9", "html", "expected text in utf-8, got byte 0xe9 at 20"),
+        (b"<a>\xe9</a>", "xml", "expected text in utf-8, got byte 0xe9 at 3"),
+        (text.format("rot13").encode(), "xml", "expected an encoding"),
+    ):
+        with pytest.raises(BadInput, match=f"^document: {message}"):
+            Words().document(data, format)
+
+
+def test_a_page_takes_seconds():
+    """Times grow with the length alone: 100 KB of each kind take at most half a minute on a busy machine."""
+    kinds = [
+        "<a ",
+        "<b>",
+        "<div>",
+        "<p><b>x",
+        "<b>x<i>y</b>z</i>",
+        "<table>",
+        "<svg>",
+        "<a>x</a>",
+        "x<b>y</b> ",
+        "<ruby>a<rt>b",
+    ]
+    kinds += [
+        "<title>",
+        "<!--",
+        '<a b="',
+        "&x;",
+        "https://a<b>b</b>",
+        "<span translate=no>",
+        "<li>x",
+        "<nobr>",
+        "</body><!-->",
+    ]
+    for kind in kinds:
+        began = time.process_time()
+        parts_of(kind * (100_000 // len(kind)))
+        assert time.process_time() - began < 30, kind
+    deep = "<x>" * 100_000 + "a" + "</x>" * 100_000
+    for is_xml in (False, True):
+        assert [part.text for part in parts_of(deep, is_xml) if not isinstance(part, str)] == ["a"]
