@@ -20,7 +20,7 @@ _NAMES = {"gb_2312-80": "gbk", "iso-8859-8-i": "iso8859-8", "windows-31j": "cp93
 def decoded(data: bytes, format: str) -> tuple[str, str]:
     """Decodes a document by its byte order mark, which is kept, or its declaration.
 
-    Without them, it is in UTF-8, or else, for HTML, in Windows-1252. In plain text, U+FFFD replaces invalid bytes.
+    Without them, it is in UTF-8, or else, for HTML, in Windows-1252. In other formats, U+FFFD replaces invalid bytes.
 
     Returns:
         The text, and the name of the encoding.
@@ -28,7 +28,7 @@ def decoded(data: bytes, format: str) -> tuple[str, str]:
     Raises:
         BadInput: If the encoding is unknown, or the bytes are not in it.
     """
-    if format == "text":
+    if format not in ("html", "xml"):
         return data.decode("utf-8", "replace"), "utf-8"
     starts = _MARKS | (_XML_STARTS if format == "xml" else {})
     name = next((name for start, name in starts.items() if data.startswith(start)), "")

@@ -1,0 +1,266 @@
+"""Reads HTML, as browsers do (WHATWG), by justhtml, and XML by expat, as pieces of the document's text."""
+
+import html
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from xml.parsers import expat
+
+from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.values import BadInput
+
+# Elements within a sentence. All others end it.
+_INLINE = """a abbr acronym b bdi bdo big cite code data del dfn em font i img input ins kbd label mark math meter nobr
+output q rb rp rt rtc ruby s samp small span strike strong sub sup svg time tt u var wbr"""
+INLINE = set(_INLINE.split())
+VOID = {"img", "input", "wbr"}
+RUBY = {"rb", "rp", "rt", "rtc"}  # without end tags, end at the next one or with <ruby>
+CODE = {"code", "kbd", "samp", "var"}  # copied unchanged, but for translate="yes"
+RAW = {"iframe", "noembed", "noframes", "script", "style", "textarea", "title", "xmp"}  # contain no tags
+CODE_IN_XML = {"script", "style"}  # of XHTML and SVG
+NEVER = RAW - {"title"} | {"plaintext", "rp", "rt", "template"}  # copied unchanged, as are svg and math
+# Start tags that a part of a table needs before it.
+CONTEXT = dict.fromkeys(("caption", "colgroup", "tbody", "tfoot", "thead", "tr"), "<table>")
+CONTEXT |= {"col": "<table><colgroup>", "td": "<table><tr>", "th": "<table><tr>"}
+
+_S = r"\t\n\f\r "  # white space of HTML
+_TOKEN = re.compile(
+    rf"""(?P<text>(?:[^<]|<(?![A-Za-z!?/]))++ | </\Z)
+    | <(?P<end>/?)(?P<name>[A-Za-z][^{_S}/>]*+) (?:[{_S}/]++ | [^{_S}/>][^{_S}/>=]*+
+        (?:[{_S}]*+=[{_S}]*+(?:"[^"]*+(?:"|\Z) | '[^']*+(?:'|\Z) | [^{_S}>"'][^{_S}>]*+)?+)?+)*+ (?P<tag>>)
+    | (?P<other><!doctype[^>]*+>?+ | </?[A-Za-z].*)
+    | (?P<comment><!--(?:-?> | .*?(?:--!?>|\Z)) | <[^>]*+>?+)""",
+    re.DOTALL | re.IGNORECASE | re.VERBOSE,
+)
+_OF_PARTS = (expat.errors.XML_ERROR_SYNTAX, expat.errors.XML_ERROR_JUNK_AFTER_DOC_ELEMENT)
+_REFERENCE = re.compile("(&[A-Za-z][A-Za-z0-9]*;)")
+
+
+class Piece(NamedTuple):
+    """A tag, text or other part of the document."""
+
+    kind: str  # "open", "close", "empty", "text", "entity" or "other"
+    name: str  # of an element
+    start: int  # in the document
+    text: str = ""
+    copied: bool = False  # whether it is excluded from translation
+    is_pre: bool = False  # whether newlines are kept
+
+
+class Read(NamedTuple):
+    """The pieces of a document, and its elements."""
+
+    pieces: Sequence[Piece]
+    pairs: Mapping[int, int]  # indices of the elements' last pieces, by those of their start tags
+    inline: set[int]  # indices of tags that may be within a sentence
+
+
+def _tokens(document: str) -> Iterator[tuple[str, str, int, int]]:
+    """Yields the kind, name, start and end of each of HTML's tokens."""
+    end = foreign = 0
+    while match := _TOKEN.match(document, end):
+        start, end = match.span()
+        kind, name = str(match.lastgroup), (match["name"] or "").lower()
+        if kind == "tag":
+            kind, closed = "close" if match["end"] else "open", document[end - 2] == "/"
+        yield kind, name, start, end
+        if name in ("svg", "math") and not closed:
+            foreign = max(0, foreign + (1 if kind == "open" else -1))
+        if kind == "open" and name in RAW and not (closed and foreign):
+            found = re.compile(rf"</{name}(?=[{_S}/>])|\Z", re.IGNORECASE).search(document, end)
+            start, end = end, found.start()  # type: ignore[union-attr]
+            if start < end:
+                yield "raw", name, start, end
+
+
+class _Place(NamedTuple):
+    """A position between two tokens, in the tree."""
+
+    node: Any
+    index: int  # among the node's children
+    copied: int  # 2 if it has no effect that an element inside has translate="yes"
+    is_pre: bool
+
+
+def _places(document: str, tokens: Sequence[tuple[str, str, int, int]]) -> list[_Place | None]:
+    """Returns where the standard's tree has the positions before all tokens, and at the end.
+
+    A mark stands at each position, which the parser reads as a comment. Where it is missing from the tree, the parser
+    found other tokens. Then the position has no place.
+    """
+    mark = f"-{secrets.token_hex(8)}-"
+    names = [name or kind for kind, name, _, _ in tokens if kind in ("open", "other")]
+    context = "" if {"html", "head", "body", "other"} & {*names} else CONTEXT.get((names or [""])[0], "<body>")
+    marked = [f"</{mark}{i}>{document[start:end]}" for i, (_, _, start, end) in enumerate(tokens)]
+    text = "".join([context, *marked, f"</{mark}{len(tokens)}>"])
+    parse = import_extra("justhtml", "documents", "HTML").JustHTML
+    places: list[_Place | None] = [None] * (len(tokens) + 1)
+    queue = [(parse(text, sanitize=False, scripting_enabled=False).root, 0, False)]
+    while queue:
+        node, copied, is_pre = queue.pop()
+        for index, child in enumerate(node.children):
+            if child.name == "#comment" and child.data.startswith(mark):
+                places[int(child.data[len(mark) :])] = _Place(node, index, copied, is_pre)
+            elif getattr(child, "namespace", None):
+                queue.append((child, _copied(child, copied), is_pre or child.name == "pre"))
+    for i, (kind, name, _, _) in enumerate(tokens):
+        if kind == "raw" and name == "title" and (place := places[i - 1]):
+            title = place.node.children[place.index + 1]
+            places[i] = places[i + 1] = _Place(title, 0, _copied(title, place.copied), False)
+    return places
+
+
+def _copied(element: Any, inherited: int) -> int:
+    if inherited == 2 or element.namespace != "html" or element.name in NEVER:
+        return 2
+    if element.name in CODE or "notranslate" in (element.attrs.get("class") or "").split():
+        inherited = 1
+    return _chosen(element.attrs.get("translate", "inherit") or "", inherited)
+
+
+def _chosen(translate: str, inherited: int) -> int:
+    return {"no": 1, "yes": 0, "": 0}.get(translate.lower(), inherited)
+
+
+def read_html(document: str) -> Read:
+    tokens = list(_tokens(document))
+    places = _places(document, tokens)
+    pieces, pairs, inline = list[Piece](), dict[int, int](), set[int]()
+    path = list[tuple[int, Any]]()  # open elements
+
+    def leave(parent: Any) -> list[tuple[int, Any]]:
+        """Returns the open elements that are not around the content of `parent`, which end here."""
+        left = []
+        while path and path[-1][1] is not parent:
+            left.append(path.pop())
+            if left[-1][1].name in RUBY and left[-1][0] < len(pieces) - 1:
+                pairs[left[-1][0]] = len(pieces) - 1
+        return left
+
+    for (kind, name, start, end), before, after in zip(tokens, places, places[1:], strict=False):
+        if kind in ("text", "raw"):
+            for part in filter(None, _REFERENCE.split(document[start:end])):
+                text, is_pre = html.unescape(part), after is not None and after.is_pre
+                kind = "entity" if text == part and _REFERENCE.fullmatch(part) else "text"
+                is_copied = before is None or after is None or after.copied > 0
+                pieces.append(Piece(kind, "", start, text, is_copied, is_pre))
+                start += len(part)
+            continue
+        is_copied = False
+        if before is None or after is None:
+            pass
+        elif kind == "comment" or (kind == "open" and name in VOID and after.node is before.node):
+            kind = "empty"
+            inline.add(len(pieces))
+        elif kind == "close":
+            left = leave(after.node)
+            if left and left[-1][1].parent is after.node and left[-1][1].name.lower() == name:
+                pairs[left[-1][0]] = len(pieces)
+        elif kind == "open" and after.index == 0 and after.node.name.lower() == name:
+            left, is_copied = leave(after.node.parent), after.copied > 0
+            if after.node.parent is before.node or (left and all(node.name in RUBY for _, node in left)):
+                path.append((len(pieces), after.node))
+        pieces.append(Piece(kind, name, start, copied=is_copied))
+    inline |= {index for pair in pairs.items() for index in pair if pieces[pair[0]].name in INLINE}
+    return Read(pieces, pairs, inline)
+
+
+class _XML:
+    """Reads XML, or a part of a document that needs `before` and `after` around it."""
+
+    def __init__(self, data: bytes, before: bytes = b"", after: bytes = b"") -> None:
+        self._data, self._offset, self._in_cdata = data, len(before), False
+        self._path = [(-1, 0, False)]  # open elements, and whether their text is copied, and preformatted
+        self.pieces, self.pairs = list[Piece](), dict[int, int]()
+        parser = self._parser = expat.ParserCreate("utf-8")  # also if the declaration has another encoding
+        parser.UseForeignDTD(True)  # Entities may be declared elsewhere.
+        parser.DefaultHandler = self._rest  # With it, expat expands no entity.
+        parser.StartElementHandler, parser.EndElementHandler = self._open, self._close
+        parser.CharacterDataHandler = lambda data: self._add("text", text=data)
+        parser.CommentHandler = parser.ProcessingInstructionHandler = lambda *_: self._add("empty")
+        parser.StartCdataSectionHandler, parser.EndCdataSectionHandler = self._cdata, self._end_cdata
+        parser.Parse(before + data + after, True)
+        at = start = 0
+        for index, piece in enumerate(self.pieces):  # from bytes to characters
+            at, start = piece.start, start + len(data[at : piece.start].decode())
+            self.pieces[index] = piece._replace(start=start)
+
+    def _add(self, kind: str, name: str = "", text: str = "") -> None:
+        if not self._in_cdata:
+            _, copied, is_pre = self._path[-1]
+            start = self._parser.CurrentByteIndex - self._offset
+            self.pieces.append(Piece(kind, name, start, text, copied > 0, is_pre))
+
+    def _open(self, name: str, attributes: Mapping[str, str]) -> None:
+        if self._parser.CurrentByteIndex < self._offset:
+            return
+        _, copied, is_pre = self._path[-1]
+        values = {key.rpartition(":")[2]: value for key, value in attributes.items()}
+        copied = 2 if name.rpartition(":")[2] in CODE_IN_XML else _chosen(values.get("translate", "inherit"), copied)
+        is_pre = {"preserve": True, "default": False}.get(attributes.get("xml:space", ""), is_pre)
+        self._path.append((len(self.pieces), copied, is_pre))
+        self._add("open", name)
+
+    def _close(self, name: str) -> None:
+        if len(self._path) == 1:
+            return
+        end, first = self._parser.CurrentByteIndex - self._offset, self._path[-1][0]
+        if first == len(self.pieces) - 1 and self._data[end - 2 : end] == b"/>":
+            self.pieces[first] = self.pieces[first]._replace(kind="empty")
+        else:
+            self.pairs[first] = len(self.pieces)
+            self._add("close", name)
+        self._path.pop()
+
+    def _rest(self, data: str) -> None:
+        if data[0] == "&":
+            self._add("entity", text=data)
+        elif not self.pieces or self.pieces[-1].kind != "other":
+            self._add("other")
+
+    def _cdata(self) -> None:
+        self._add("empty")
+        self._in_cdata = True
+
+    def _end_cdata(self) -> None:
+        self._in_cdata = False
+
+
+def read_xml(document: str) -> Read:
+    data, errors = document.encode("utf-8", "surrogatepass"), list[expat.ExpatError]()
+    for around in ((b"", b""), (b"<x>", b"</x>")):  # a document, or a part of one
+        try:
+            read = _XML(data, *around)
+        except expat.ExpatError as error:
+            errors.append(error)
+        else:
+            return Read(read.pieces, read.pairs, _beside_text(read.pieces, read.pairs))
+    whole, part = errors
+    error, extra = (part, 3) if expat.errors.messages[whole.code] in _OF_PARTS else (whole, 0)
+    place = f"line {error.lineno}, column {error.offset + 1 - extra * (error.lineno == 1)}"
+    raise BadInput(f"document: expected well-formed XML, got {expat.errors.messages[error.code]} in {place}") from error
+
+
+def _beside_text(pieces: Sequence[Piece], pairs: Mapping[int, int]) -> set[int]:
+    """Returns the indices of XML's elements that have text next to them, and of their contents."""
+    inline, mixed, parents = set[int](), set[int](), [-1]
+    children: dict[int, list[int]] = {-1: []}
+    for index, piece in enumerate(pieces):
+        if piece.kind == "close":
+            parents.pop()
+        elif piece.kind in ("text", "entity"):
+            if piece.text.strip():
+                mixed.add(parents[-1])
+        else:
+            children[parents[-1]].append(index)
+            if piece.kind == "open":
+                parents.append(index)
+                children[index] = []
+    queue = [child for parent in mixed for child in children[parent]]
+    while queue:
+        index = queue.pop()
+        if index not in inline:
+            inline |= {index, pairs.get(index, index)}
+            queue += children.get(index, [])
+    return inline
