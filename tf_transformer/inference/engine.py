@@ -224,7 +224,7 @@ class Engine(ABC):
         such as {name} or %s, are copied verbatim.
 
         Args:
-            texts: As in a call.
+            texts: As in a call. Bytes of HTML and XML are decoded as they declare.
             format: "text", where a newline ends a sentence, or "html" or "xml", where each tag is placed once, around
                 the words that `aligned` or else their positions assign to it. Code and elements with translate="no"
                 are copied verbatim. Or "srt", subtitles, whose sentences may have several lines and captions.
@@ -233,8 +233,8 @@ class Engine(ABC):
             options: As in a call.
 
         Raises:
-            BadInput: As in a call, or if the engine is a parser, the format is unknown, a document is malformed, or a
-                package is missing.
+            BadInput: As in a call, or if the engine is a parser, the format is unknown, XML is not well formed, an
+                encoding is unknown, or a package is missing.
         """
         if not self.translates:
             raise BadInput("document: expected a translator, got a parser, which takes sentences")

@@ -286,7 +286,7 @@ def test_xml_has_the_encoding_that_it_declares():
         document = text.format(name).replace("\u00e9", "\u0434" if name == "windows-1251" else "\u00e9")
         assert decoded(document.encode(encoding), "xml") == (document, encoding)
     for data, format, message in (
-        (b"<meta charset=x-own>", "html", "expected an encoding that Python knows, got 'x-own'"),
+        (b"<meta charset=x-own>", "html", "expected an encoding that Python supports, got 'x-own'"),
         (b"<meta charset=utf-7>", "html", "expected an encoding"),
         (b"<meta charset=utf-8>\xe9", "html", "expected text in utf-8, got byte 0xe9 at 20"),
         (b"<a>\xe9</a>", "xml", "expected text in utf-8, got byte 0xe9 at 3"),

@@ -11,9 +11,10 @@ _XML_STARTS = {b"<\0?\0": "utf-16-le", b"\0<\0?": "utf-16-be"}
 _DECLARATION = re.compile(rb"""<\?xml[^>]*?\sencoding\s*=\s*["']([^"'>]*)""")
 _CHARSET = re.compile(r"""charset\s*=\s*["']?\s*([^\s"';>]+)""", re.IGNORECASE)
 _SEARCHED = 16_384  # bytes of a page
-# Encodings that browsers read instead, which have more characters, and names that Python lacks.
+# Browsers read supersets of these encodings.
 _WIDER = {"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"}
 _WIDER |= {"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "euc_kr": "cp949", "shift_jis": "cp932"}
+# Python does not support these names.
 _NAMES = {"gb_2312-80": "gbk", "iso-8859-8-i": "iso8859-8", "windows-31j": "cp932", "windows-874": "cp874"}
 
 
@@ -65,7 +66,7 @@ def _declared_by_html(data: bytes) -> str:
 
 
 def _codec(label: str, is_html: bool) -> str:
-    """Returns Python's name of an encoding. A declaration that can be read as ASCII, but says UTF-16, means UTF-8."""
+    """Returns Python's name of an encoding. UTF-16 in a declaration that is in ASCII means UTF-8, as in browsers."""
     label = label.strip().lower()
     try:
         name = codecs.lookup(
@@ -77,4 +78,6 @@ def _codec(label: str, is_html: bool) -> str:
             return _WIDER.get(name, name) if is_html else name
     except (LookupError, UnicodeError):
         pass
-    raise BadInput(f"document: expected an encoding that Python knows, got {shown(label)}. Decode it, and pass a str.")
+    raise BadInput(
+        f"document: expected an encoding that Python supports, got {shown(label)}. Decode it, and pass a str."
+    )

@@ -1,7 +1,7 @@
 """Splits HTML and XML into parts to translate, and the rest.
 
-Only the text of sentences changes. In it, character references become characters, except for &amp;, &lt;, &gt; and
-&nbsp;. All else is copied unchanged.
+Only sentences change. In them, character references become characters, except for &amp;, &lt;, &gt; and &nbsp;. The
+rest is copied unchanged.
 """
 
 import bisect
@@ -145,11 +145,11 @@ def _with_addresses(run: Marked) -> Marked:
 
 def _apart(run: Marked, starts: re.Pattern[str]) -> Iterator[str | Marked]:
     """Splits a text between words that have nothing but the end of an element and the start of another between them."""
-    cuts, place, is_closed = list[int](), -1, False
+    cuts, position, is_closed = list[int](), -1, False
     for index, mark in enumerate(run.marks):
-        if mark.start > place:
-            place, is_closed = mark.start, index > 0 and place < run.marks[index - 1].end == mark.start
-            before, after = run.text[place - 1 : place], run.text[place : place + 1]
+        if mark.start > position:
+            position, is_closed = mark.start, index > 0 and position < run.marks[index - 1].end == mark.start
+            before, after = run.text[position - 1 : position], run.text[position : position + 1]
             is_glued = after.isalnum() and _BEFORE.match(before) and not (is_wide(before) and is_wide(after))
         if is_glued and ((is_closed and starts.match(mark.raw)) or _IMAGE.match(mark.raw)):
             cuts.append(index)

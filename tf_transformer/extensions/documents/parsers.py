@@ -15,12 +15,12 @@ _INLINE = """a abbr acronym b bdi bdo big cite code data del dfn em font i img i
 output q rb rp rt rtc ruby s samp small span strike strong sub sup svg time tt u var wbr"""
 INLINE = set(_INLINE.split())
 VOID = {"img", "input", "wbr"}
-RUBY = {"rb", "rp", "rt", "rtc"}  # without end tags, end at the next one or with <ruby>
-CODE = {"code", "kbd", "samp", "var"}  # copied unchanged, but for translate="yes"
+RUBY = {"rb", "rp", "rt", "rtc"}  # may omit their end tags
+CODE = {"code", "kbd", "samp", "var"}  # excluded, except for translate="yes"
 RAW = {"iframe", "noembed", "noframes", "script", "style", "textarea", "title", "xmp"}  # contain no tags
-CODE_IN_XML = {"script", "style"}  # of XHTML and SVG
-NEVER = RAW - {"title"} | {"plaintext", "rp", "rt", "template"}  # copied unchanged, as are svg and math
-# Start tags that a part of a table needs before it.
+CODE_IN_XML = {"script", "style"}  # elements of XHTML and SVG
+NEVER = RAW - {"title"} | {"plaintext", "rp", "rt", "template"}  # always excluded, as are svg and math
+# Start tags that the parts of tables need before them.
 CONTEXT = dict.fromkeys(("caption", "colgroup", "tbody", "tfoot", "thead", "tr"), "<table>")
 CONTEXT |= {"col": "<table><colgroup>", "td": "<table><tr>", "th": "<table><tr>"}
 
@@ -41,15 +41,15 @@ class Piece(NamedTuple):
     """A tag, text or other part of the document."""
 
     kind: str  # "open", "close", "empty", "text", "entity" or "other"
-    name: str  # of an element
-    start: int  # in the document
+    name: str  # element
+    start: int  # index in the document
     text: str = ""
     copied: bool = False  # whether it is excluded from translation
     is_pre: bool = False  # whether newlines are kept
 
 
 class Read(NamedTuple):
-    """The pieces of a document, and its elements."""
+    """Pieces of a document, and its elements."""
 
     pieces: Sequence[Piece]
     pairs: Mapping[int, int]  # indices of the elements' last pieces, by those of their start tags
@@ -74,20 +74,20 @@ def _tokens(document: str) -> Iterator[tuple[str, str, int, int]]:
                 yield "raw", name, start, end
 
 
-class _Place(NamedTuple):
-    """A position between two tokens, in the tree."""
+class _Position(NamedTuple):
+    """A position between two tokens, as a position in the tree."""
 
     node: Any
-    index: int  # among the node's children
-    copied: int  # 2 if it has no effect that an element inside has translate="yes"
+    child: int  # index among the node's children
+    copied: int  # 0 if text is translated, 1 if it is excluded, 2 if translate="yes" inside has no effect
     is_pre: bool
 
 
-def _places(document: str, tokens: Sequence[tuple[str, str, int, int]]) -> list[_Place | None]:
-    """Returns where the standard's tree has the positions before all tokens, and at the end.
+def _positions(document: str, tokens: Sequence[tuple[str, str, int, int]]) -> list[_Position | None]:
+    """Returns the positions before all tokens, and at the end, in the tree that the standard's parser builds.
 
-    A mark stands at each position, which the parser reads as a comment. Where it is missing from the tree, the parser
-    found other tokens. Then the position has no place.
+    The parser reads a comment at each position. If one is missing from the tree, the parser has read other tokens
+    there, and the position is `None`.
     """
     mark = f"-{secrets.token_hex(8)}-"
     names = [name or kind for kind, name, _, _ in tokens if kind in ("open", "other")]
@@ -95,42 +95,42 @@ def _places(document: str, tokens: Sequence[tuple[str, str, int, int]]) -> list[
     marked = [f"</{mark}{i}>{document[start:end]}" for i, (_, _, start, end) in enumerate(tokens)]
     text = "".join([context, *marked, f"</{mark}{len(tokens)}>"])
     parse = import_extra("justhtml", "documents", "HTML").JustHTML
-    places: list[_Place | None] = [None] * (len(tokens) + 1)
+    positions: list[_Position | None] = [None] * (len(tokens) + 1)
     queue = [(parse(text, sanitize=False, scripting_enabled=False).root, 0, False)]
     while queue:
         node, copied, is_pre = queue.pop()
         for index, child in enumerate(node.children):
             if child.name == "#comment" and child.data.startswith(mark):
-                places[int(child.data[len(mark) :])] = _Place(node, index, copied, is_pre)
+                positions[int(child.data[len(mark) :])] = _Position(node, index, copied, is_pre)
             elif getattr(child, "namespace", None):
                 queue.append((child, _copied(child, copied), is_pre or child.name == "pre"))
     for i, (kind, name, _, _) in enumerate(tokens):
-        if kind == "raw" and name == "title" and (place := places[i - 1]):
-            title = place.node.children[place.index + 1]
-            places[i] = places[i + 1] = _Place(title, 0, _copied(title, place.copied), False)
-    return places
+        if kind == "raw" and name == "title" and (position := positions[i - 1]):  # no comments inside
+            for title in position.node.children[position.child + 1 : position.child + 2]:
+                if title.name == name:
+                    positions[i] = positions[i + 1] = _Position(title, 0, _copied(title, position.copied), False)
+    return positions
 
 
 def _copied(element: Any, inherited: int) -> int:
-    if inherited == 2 or element.namespace != "html" or element.name in NEVER:
+    if element.namespace != "html" or element.name in NEVER:
         return 2
-    if element.name in CODE or "notranslate" in (element.attrs.get("class") or "").split():
-        inherited = 1
-    return _chosen(element.attrs.get("translate", "inherit") or "", inherited)
+    is_marked = element.name in CODE or "notranslate" in (element.attrs.get("class") or "").split()
+    return _chosen(element.attrs.get("translate", "inherit"), max(inherited, is_marked))
 
 
-def _chosen(translate: str, inherited: int) -> int:
-    return {"no": 1, "yes": 0, "": 0}.get(translate.lower(), inherited)
+def _chosen(translate: str | None, inherited: int) -> int:
+    return inherited if inherited == 2 else {"no": 1, "yes": 0, "": 0}.get((translate or "").lower(), inherited)
 
 
 def read_html(document: str) -> Read:
     tokens = list(_tokens(document))
-    places = _places(document, tokens)
+    positions = _positions(document, tokens)
     pieces, pairs, inline = list[Piece](), dict[int, int](), set[int]()
     path = list[tuple[int, Any]]()  # open elements
 
     def leave(parent: Any) -> list[tuple[int, Any]]:
-        """Returns the open elements that are not around the content of `parent`, which end here."""
+        """Removes and returns the open elements that end here, down to `parent`."""
         left = []
         while path and path[-1][1] is not parent:
             left.append(path.pop())
@@ -138,7 +138,7 @@ def read_html(document: str) -> Read:
                 pairs[left[-1][0]] = len(pieces) - 1
         return left
 
-    for (kind, name, start, end), before, after in zip(tokens, places, places[1:], strict=False):
+    for (kind, name, start, end), before, after in zip(tokens, positions, positions[1:], strict=False):
         if kind in ("text", "raw"):
             for part in filter(None, _REFERENCE.split(document[start:end])):
                 text, is_pre = html.unescape(part), after is not None and after.is_pre
@@ -157,7 +157,7 @@ def read_html(document: str) -> Read:
             left = leave(after.node)
             if left and left[-1][1].parent is after.node and left[-1][1].name.lower() == name:
                 pairs[left[-1][0]] = len(pieces)
-        elif kind == "open" and after.index == 0 and after.node.name.lower() == name:
+        elif kind == "open" and after.child == 0 and after.node.name.lower() == name:
             left, is_copied = leave(after.node.parent), after.copied > 0
             if after.node.parent is before.node or (left and all(node.name in RUBY for _, node in left)):
                 path.append((len(pieces), after.node))
@@ -173,16 +173,17 @@ class _XML:
         self._data, self._offset, self._in_cdata = data, len(before), False
         self._path = [(-1, 0, False)]  # open elements, and whether their text is copied, and preformatted
         self.pieces, self.pairs = list[Piece](), dict[int, int]()
-        parser = self._parser = expat.ParserCreate("utf-8")  # also if the declaration has another encoding
+        parser = self._parser = expat.ParserCreate("utf-8")  # overrides the declaration
         parser.UseForeignDTD(True)  # Entities may be declared elsewhere.
         parser.DefaultHandler = self._rest  # With it, expat expands no entity.
         parser.StartElementHandler, parser.EndElementHandler = self._open, self._close
         parser.CharacterDataHandler = lambda data: self._add("text", text=data)
-        parser.CommentHandler = parser.ProcessingInstructionHandler = lambda *_: self._add("empty")
+        parser.CommentHandler = lambda data: self._add("empty")
+        parser.ProcessingInstructionHandler = lambda target, data: self._add("empty")
         parser.StartCdataSectionHandler, parser.EndCdataSectionHandler = self._cdata, self._end_cdata
         parser.Parse(before + data + after, True)
         at = start = 0
-        for index, piece in enumerate(self.pieces):  # from bytes to characters
+        for index, piece in enumerate(self.pieces):  # Convert indices of bytes to indices of characters.
             at, start = piece.start, start + len(data[at : piece.start].decode())
             self.pieces[index] = piece._replace(start=start)
 
@@ -236,10 +237,10 @@ def read_xml(document: str) -> Read:
             errors.append(error)
         else:
             return Read(read.pieces, read.pairs, _beside_text(read.pieces, read.pairs))
-    whole, part = errors
-    error, extra = (part, 3) if expat.errors.messages[whole.code] in _OF_PARTS else (whole, 0)
-    place = f"line {error.lineno}, column {error.offset + 1 - extra * (error.lineno == 1)}"
-    raise BadInput(f"document: expected well-formed XML, got {expat.errors.messages[error.code]} in {place}") from error
+    is_part = expat.errors.messages[errors[0].code] in _OF_PARTS
+    cause = errors[is_part]
+    where = f"line {cause.lineno}, column {cause.offset + 1 - len('<x>') * (is_part and cause.lineno == 1)}"
+    raise BadInput(f"document: expected well-formed XML, got {expat.errors.messages[cause.code]} in {where}") from cause
 
 
 def _beside_text(pieces: Sequence[Piece], pairs: Mapping[int, int]) -> set[int]:
