@@ -158,6 +158,8 @@ def test_elements_end_where_a_browser_ends_them():
         ("<p translate=no>x <b translate>Two</b> x</p>", ["Two"]),
         ("<code>x <i translate=yes>Two</i></code> <kbd translate=yes>Three</kbd>", ["Two", "Three"]),
         ("<svg><title>x</title><p>Two", ["Two"]),  # <p> ends <svg>
+        ("<svg><style/><title/></svg>Two<style>x</style><svg/>Three", ["Two", "Three"]),
+        ("<title/>x</title>Two", ["x", "Two"]),
         ("<table>Two<tr><td>Three</table>", ["Two", "Three"]),
         ("<noscript><p>Two</noscript><iframe>x</iframe><template>x</template><xmp>x <p>y</xmp>", ["Two"]),
         ("<script>'<p>x'; // <!-- <script> </script> <p>x</script><p>Two", ["Two"]),

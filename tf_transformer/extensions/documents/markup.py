@@ -19,7 +19,7 @@ UNREAD = {"rp", "rt", "svg"}  # The text around them is translated without their
 _IN_WORD, _BEFORE = re.compile(r"</su[bp]\b", re.IGNORECASE), re.compile(r"[\w.,:;!?)]")
 _ADDRESS = re.compile(r"://|^www\.|\w@\w")
 _LINK, _WORD, _IMAGE = (
-    re.compile(rf"<{names}", re.IGNORECASE) for names in (r"a\b", r"(?!/|!|\?|su[bp]\b|wbr\b)", r"(?:img|input)\b")
+    re.compile(rf"<{names}", re.IGNORECASE) for names in (r"a\b", r"(?!/|!|\?|su[bp]\b|wbr\b)", r"(?:img|input|svg)\b")
 )
 
 

@@ -86,13 +86,13 @@ class _Position(NamedTuple):
 def _positions(document: str, tokens: Sequence[tuple[str, str, int, int]]) -> list[_Position | None]:
     """Returns the positions before all tokens, and at the end, in the tree that the standard's parser builds.
 
-    The parser reads a comment at each position. If one is missing from the tree, the parser has read other tokens
-    there, and the position is `None`.
+    The parser reads a comment at each position, instead of the page's comments. If one is missing from the tree, the
+    parser has read other tokens there, and the position is `None`.
     """
     mark = f"-{secrets.token_hex(8)}-"
     names = [name or kind for kind, name, _, _ in tokens if kind in ("open", "other")]
     context = "" if {"html", "head", "body", "other"} & {*names} else CONTEXT.get((names or [""])[0], "<body>")
-    marked = [f"</{mark}{i}>{document[start:end]}" for i, (_, _, start, end) in enumerate(tokens)]
+    marked = [f"</{mark}{i}>{document[a:b]}" for i, (kind, _, a, b) in enumerate(tokens) if kind != "comment"]
     text = "".join([context, *marked, f"</{mark}{len(tokens)}>"])
     parse = import_extra("justhtml", "documents", "HTML").JustHTML
     positions: list[_Position | None] = [None] * (len(tokens) + 1)
@@ -104,8 +104,10 @@ def _positions(document: str, tokens: Sequence[tuple[str, str, int, int]]) -> li
                 positions[int(child.data[len(mark) :])] = _Position(node, index, copied, is_pre)
             elif getattr(child, "namespace", None):
                 queue.append((child, _copied(child, copied), is_pre or child.name == "pre"))
-    for i, (kind, name, _, _) in enumerate(tokens):
-        if kind == "raw" and name == "title" and (position := positions[i - 1]):  # no comments inside
+    for i, (kind, name, _, _) in reversed([*enumerate(tokens)]):
+        if kind == "comment":
+            positions[i] = positions[i + 1]
+        elif kind == "raw" and name == "title" and (position := positions[i - 1]):  # no comments inside
             for title in position.node.children[position.child + 1 : position.child + 2]:
                 if title.name == name:
                     positions[i] = positions[i + 1] = _Position(title, 0, _copied(title, position.copied), False)
