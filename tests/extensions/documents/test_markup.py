@@ -87,16 +87,16 @@ def test_only_texts_that_the_tree_does_not_exclude_change(document):
 @MANY
 @hypothesis.given(SOUND)
 def test_all_other_texts_change(document):
+    assert shape_by_lxml(shouted(document)) == shape_by_lxml(document)
     for node, is_excluded in nodes(shouted(document)):
         assert node.name != "#text" or is_excluded or node.data == node.data.upper()
 
 
 @MANY
-@hypothesis.given(SOUND, st.integers(0, 2**9))
+@hypothesis.given(BROKEN, st.integers(0, 2**9))
 def test_words_in_another_order_leave_the_same_elements(document, seed):
     after = Words(str.upper, seed).document(document, "html")
     assert collections.Counter(shape(after)) == collections.Counter(shape(document))
-    assert collections.Counter(map(str, shape_by_lxml(after))) == collections.Counter(map(str, shape_by_lxml(document)))
 
 
 def xml(children):

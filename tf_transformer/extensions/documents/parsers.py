@@ -142,10 +142,11 @@ def read_html(document: str) -> Read:
 
     for (kind, name, start, end), before, after in zip(tokens, positions, positions[1:], strict=False):
         if kind in ("text", "raw"):
+            is_copied = before is None or after is None or after.copied > 0 or (kind == "raw" and before is not after)
+            is_pre = after is not None and after.is_pre
             for part in filter(None, _REFERENCE.split(document[start:end])):
-                text, is_pre = html.unescape(part), after is not None and after.is_pre
+                text = html.unescape(part)
                 kind = "entity" if text == part and _REFERENCE.fullmatch(part) else "text"
-                is_copied = before is None or after is None or after.copied > 0
                 pieces.append(Piece(kind, "", start, text, is_copied, is_pre))
                 start += len(part)
             continue
@@ -160,9 +161,9 @@ def read_html(document: str) -> Read:
             if left and left[-1][1].parent is after.node and left[-1][1].name.lower() == name:
                 pairs[left[-1][0]] = len(pieces)
         elif kind == "open" and after.child == 0 and after.node.name.lower() == name:
-            left, is_copied = leave(after.node.parent), after.copied > 0
-            if after.node.parent is before.node or (left and all(node.name in RUBY for _, node in left)):
-                path.append((len(pieces), after.node))
+            leave(after.node.parent)
+            path.append((len(pieces), after.node))
+            is_copied = after.copied > 0
         pieces.append(Piece(kind, name, start, copied=is_copied))
     inline |= {index for pair in pairs.items() for index in pair if pieces[pair[0]].name in INLINE}
     return Read(pieces, pairs, inline)
