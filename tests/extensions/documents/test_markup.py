@@ -247,6 +247,16 @@ def test_xml_may_have_names_of_its_own_and_no_bombs():
             engine.document(document, "xml")
 
 
+def test_newlines_end_sentences_where_white_space_is_kept():
+    for document, format in (("<pre>a\n<b>b</b></pre>", "html"), ("<a xml:space='preserve'>a\n<b>b</b></a>", "xml")):
+        assert sorted(asked(document, format)[1]) == ["a", "b"]
+    for document, format in (
+        ("<p>a\n<b>b</b>", "html"),
+        ("<r xml:space='preserve'><a xml:space='default'>a\n<b>b</b></a></r>", "xml"),
+    ):
+        assert asked(document, format)[1] == ["a b"]
+
+
 PAGE = '<meta {}><p title="caf\u00e9">A caf\u00e9 \u20ac</p><script>"\u00e9"</script>'
 
 
