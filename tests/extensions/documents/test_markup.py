@@ -226,6 +226,11 @@ def test_an_address_divided_by_elements_is_one_placeholder(cuts, name, divides):
     assert texts == [f"Go to {address} now https://x.org/y on"]
 
 
+def test_an_address_that_an_element_divides_from_other_text_keeps_its_tags():
+    (run,) = (part for part in parts_of("<p>Go <b>to https://x.org/</b>y <wbr>on") if not isinstance(part, str))
+    assert [mark.raw for mark in run.marks] == ["<b>", "</b>", "<wbr>"]
+
+
 def test_xml_may_have_names_of_its_own_and_no_bombs():
     engine = Words(str.upper)
     declared = '<!DOCTYPE r [<!NOTATION n PUBLIC "p"><!ENTITY a "<b>x</b>"><!ENTITY f SYSTEM "file:///etc/passwd">]>'
