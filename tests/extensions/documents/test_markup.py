@@ -298,14 +298,17 @@ def test_xml_has_the_encoding_that_it_declares():
         ("ISO-8859-1", "iso8859-1"),
         ("windows-1251", "cp1251"),
         ("UTF-16", "utf-16-le"),
+        ("Shift_JIS", "cp932"),  # a superset that real files are in
         ("x", "utf-16-be"),
     ):
-        document = text.format(name).replace("\u00e9", "\u0434" if name == "windows-1251" else "\u00e9")
+        character = {"windows-1251": "\u0434", "Shift_JIS": "\u2460"}.get(name, "\u00e9")
+        document = text.format(name).replace("\u00e9", character)
         assert decoded(document.encode(encoding), "xml") == (document, encoding)
     for data, format, message in (
         (b"<meta charset=x-own>", "html", "expected an encoding that Python supports, got 'x-own'"),
         (b"<meta charset=utf-7>", "html", "expected an encoding"),
         (b"<meta charset=utf-8>\xe9", "html", "expected text in utf-8, got byte 0xe9 at 20"),
+        (b"<p>\xe9 \x81", "html", "expected text in cp1252, got byte 0x81 at 5"),
         (b"<a>\xe9</a>", "xml", "expected text in utf-8, got byte 0xe9 at 3"),
         (text.format("rot13").encode(), "xml", "expected an encoding"),
     ):

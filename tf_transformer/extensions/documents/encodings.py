@@ -35,15 +35,12 @@ def decoded(data: bytes, format: str) -> tuple[str, str]:
     name = next((name for start, name in starts.items() if data.startswith(start)), "")
     if not name and (label := _declared_by_xml(data) if format == "xml" else _declared_by_html(data)):
         name = _codec(label, format == "html")
-    try:
-        return data.decode(name or "utf-8"), name or "utf-8"
-    except UnicodeDecodeError as error:
-        if not name and format == "html":
-            return data.decode("cp1252", "replace"), "cp1252"
-        raise BadInput(
-            f"document: expected text in {name or 'utf-8'}, got byte {data[error.start]:#04x} at {error.start}. "
-            "Correct the declared encoding, or pass a str."
-        ) from error
+    for encoding in [name] if name else ["utf-8", "cp1252"] if format == "html" else ["utf-8"]:
+        try:
+            return data.decode(encoding), encoding
+        except UnicodeDecodeError as error:
+            invalid = f"{encoding}, got byte {data[error.start]:#04x} at {error.start}"
+    raise BadInput(f"document: expected text in {invalid}. Correct the declared encoding, or pass a str.")
 
 
 def _declared_by_xml(data: bytes) -> str:
@@ -75,7 +72,7 @@ def _codec(label: str, is_html: bool) -> str:
         if name.startswith(("utf-16", "utf-32")):
             return "utf-8"
         if name != "utf-7" and b"<a>".decode(name) == "<a>":
-            return _WIDER.get(name, name) if is_html else name
+            return name if name.startswith("iso8859") and not is_html else _WIDER.get(name, name)
     except (LookupError, UnicodeError):
         pass
     raise BadInput(
