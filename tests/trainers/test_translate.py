@@ -9,7 +9,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from programs import ROOT, fails
 from test_documents import Words
 
 import tf_transformer as tt

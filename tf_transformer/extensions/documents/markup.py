@@ -11,10 +11,9 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from tf_transformer.extensions.documents.marked import PLACEHOLDER, Mark, Marked, is_wide
+from tf_transformer.extensions.documents.marked import DEEPEST, PLACEHOLDER, Mark, Marked, is_wide
 from tf_transformer.extensions.documents.parsers import Read, read_html, read_xml
 
-DEEPEST = 99  # elements in each other, within a sentence
 UNREAD = {"rp", "rt", "svg"}  # The text around them is translated without theirs.
 _IN_WORD, _BEFORE = re.compile(r"</su[bp]\b", re.IGNORECASE), re.compile(r"[\w.,:;!?)]")
 _ADDRESS = re.compile(r"://|^www\.|\w@\w")
