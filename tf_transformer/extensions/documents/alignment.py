@@ -169,6 +169,8 @@ class Placing:
             place = self._output[self._targets[after - 1][-1]][1]
         else:
             place = self._output[after * len(self._output) // (len(self._source) + 1)][0] if self._output else 0
+        if node.kind == "lost" and self._sentence.text[node.start : node.start + 1].isspace():
+            place = len(self._text[:place].rstrip())  # keeps this space after it
         if node.kind == "lost" and (place == 0 or not self._text[place - 1].isspace()):
             # Not into what stands between spaces, but before a comma.
             place = _AT_END.search(self._text, place).start()  # type: ignore[union-attr]
