@@ -14,7 +14,7 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
-from savedmodels.playground.model import DEFAULT_SIGNATURE, ServedModel, ServingError
+from tf_transformer.extensions.server.model import DEFAULT_SIGNATURE, ServedModel, ServingError
 
 FIELDS = {tf.string: "string_val", tf.float32: "float_val", tf.int32: "int_val", tf.bool: "bool_val"}
 

@@ -270,7 +270,7 @@ def serve(path, texts):
 
 def playground(path):
     pytest.importorskip("flask")
-    from savedmodels.playground.model import ServedModel
+    from tf_transformer.extensions.server.model import ServedModel
 
     if not tt.load(path).translates:
         with pytest.raises(tt.BadInput, match="expected a translator's export"):
@@ -282,7 +282,7 @@ def playground(path):
 def rest(path, texts):
     """Uses the REST client of the playground."""
     from savedmodels.clients.rest import Client, translated
-    from savedmodels.playground.rest import app
+    from tf_transformer.extensions.server.predict import app
 
     if not (model := playground(path)):
         return None

@@ -26,10 +26,12 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
     "extensions.documents": ("inference",),
     "extensions.interop": ("decoding", "inference", "layers", "models", "serving", "tokenizers"),
     "extensions.parsing": ("data", "decoding", "inference", "models", "serving", "tokenizers", "training"),
+    "extensions.server": ("decoding", "extensions.documents", "inference", "tokenizers"),
     "extensions.text_models": ("decoding", "inference", "layers", "serving", "tokenizers"),
 }
 # Modules that import TensorFlow at once. They are loaded only on it.
 ON_TENSORFLOW = ["decoding.growing", "models.training_step", "inference.savedmodel", "extensions.parsing.in_graph"]
+ON_TENSORFLOW += [f"extensions.server.{name}" for name in ("engine", "model", "predict")]
 ON_TENSORFLOW += [f"serving.{name}" for name in ("compact", "contract", "savedmodel")]
 ON_TENSORFLOW += [f"extensions.beam.{name}" for name in ("preparation", "shards", "translation")]
 ON_TENSORFLOW += [f"extensions.interop.formats.{name}" for name in ("ctranslate2", "litert", "onnx", "portable")]

@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with quiet_stderr():
         from werkzeug.serving import make_server
 
-        from savedmodels.playground import rest
-        from savedmodels.playground.model import ServedModel, find_version
+        from tf_transformer.extensions.server import predict
+        from tf_transformer.extensions.server.model import ServedModel, find_version
 
     folder = find_version(args.folder)
     # Bind the port first: a taken port should fail before the model loads.
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         with quiet_stderr():
             model = ServedModel(folder, args.name)
             model.warm_up()
-        server = make_server("127.0.0.1", 0, rest.app(model), threaded=True, fd=listening.fileno())
+        server = make_server("127.0.0.1", 0, predict.app(model), threaded=True, fd=listening.fileno())
         if not args.verbose:
             logging.getLogger("werkzeug").setLevel(logging.ERROR)
         print(f"{model.name}, version {model.version}", flush=True)

@@ -24,9 +24,9 @@ pytest.importorskip("flask")
 from werkzeug.serving import make_server
 
 from savedmodels.playground import __main__ as playground
-from savedmodels.playground import rest
-from savedmodels.playground.model import ServedModel, find_version
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.extensions.server import predict
+from tf_transformer.extensions.server.model import ServedModel, find_version
 
 REQUEST = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
 OPTIONS = {name: option.default for name, option in REQUEST.items()} | {"beam_size": 3, "max_length": 9}
@@ -39,7 +39,7 @@ def model(saved):
 
 @pytest.fixture(scope="module")
 def client(model):
-    return rest.app(model).test_client()
+    return predict.app(model).test_client()
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +111,10 @@ def test_base64(ask):
 
 def test_numbers_are_the_shortest_that_are_read_back_as_they_were():
     values = np.array([0.6, -1e9, 1 / 3, 1e-7], np.float32)
-    text = json.dumps(rest.written("x", values))
+    text = json.dumps(predict.written("x", values))
     assert (np.array(json.loads(text), np.float32) == values).all()
     assert text.startswith("[0.6, -1000000000.0, 0.33333334,")
-    assert rest.written("x_bytes", np.array([[b"\xff"]], object)) == [[{"b64": "/w=="}]]
+    assert predict.written("x_bytes", np.array([[b"\xff"]], object)) == [[{"b64": "/w=="}]]
 
 
 def test_status_and_metadata_are_the_servers_protos(client, model):
@@ -258,7 +258,7 @@ def browsed(request, translator, saved, tmp_path_factory):
         translator = tt.Translator.from_pretrained(M2M100, target_language="de", max_source_length=41)
         folder = tmp_path_factory.mktemp("completing") / "name" / "1"
         translator.save(folder, completions=True)
-    server = make_server("127.0.0.1", 0, rest.app(ServedModel(folder)), threaded=True)
+    server = make_server("127.0.0.1", 0, predict.app(ServedModel(folder)), threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     made = chromium.Page(f"http://127.0.0.1:{server.port}/", tmp_path_factory.mktemp("chromium"))
     made.until("document.readyState == 'complete' && by('metadata').textContent")

@@ -117,10 +117,10 @@ def test_a_rest_client_reads_the_languages(saved, monkeypatch):
     """REST requires every input. The playground's page also sends them."""
     pytest.importorskip("flask")
     from savedmodels.clients import rest as client_module
-    from savedmodels.playground import rest
-    from savedmodels.playground.model import ServedModel
+    from tf_transformer.extensions.server import predict
+    from tf_transformer.extensions.server.model import ServedModel
 
-    playground, client = rest.app(ServedModel(saved)).test_client(), client_module.Client(name="many")
+    playground, client = predict.app(ServedModel(saved)).test_client(), client_module.Client(name="many")
 
     def ask(path, body=None):
         path = f"/v1/models/many{path}"
@@ -187,7 +187,7 @@ def test_an_engine_chooses_languages(portable, translator):
 
 def test_the_playground_takes_the_languages_of_such_an_export(portable):
     pytest.importorskip("flask")
-    from savedmodels.playground.model import ServedModel
+    from tf_transformer.extensions.server.model import ServedModel
 
     forth, back = EXPECTED.values()
     model, texts = ServedModel(portable), [*forth["sentences"][:2], *back["sentences"][:2], "a"]

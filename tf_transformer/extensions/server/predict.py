@@ -16,9 +16,9 @@ from flask import Flask, Response, render_template, request
 from google.protobuf.json_format import MessageToDict
 from werkzeug.exceptions import HTTPException
 
-from savedmodels.playground.model import DEFAULT_SIGNATURE, ServedModel, ServingError
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.extensions.server.model import DEFAULT_SIGNATURE, ServedModel, ServingError
 from tf_transformer.tokenizers.languages import LANGUAGES
 
 MODEL = r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?"

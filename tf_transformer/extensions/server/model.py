@@ -12,9 +12,9 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  (its ops are in the SavedModel)
 from tensorflow.core.protobuf import saved_model_pb2
 
-from savedmodels.playground.engine import EngineExport
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
+from tf_transformer.extensions.server.engine import EngineExport
 from tf_transformer.inference import savedmodel
 from tf_transformer.utils.folders import is_version, model_folder, needs_no_tensorflow
 
