@@ -18,7 +18,7 @@ from trainers.__main__ import PROGRAMS, run
 ROOT = Path(__file__).parents[1]
 TRAINERS = sorted((ROOT / "trainers").glob("*.py"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-OTHERS = [f"savedmodels.{name}" for name in ("clients.rest", "clients.grpc_client", "playground.__main__")]
+OTHERS = [f"savedmodels.{name}" for name in ("clients.rest", "clients.grpc_client")]
 OTHERS += ["examples.multi30k.train", "examples.table3.train"]
 CONFIG = ConfigParser()
 CONFIG.read(ROOT / "setup.cfg", encoding="utf-8")

@@ -10,7 +10,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tf_transformer.config import BadInput
@@ -22,7 +22,7 @@ from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.terminal import quiet_stderr
 from tf_transformer.utils.values import Natural, convert
 
-from .command import add_call_options, engine, of_calls, options, positive, run_program
+from .command import add_call_options, engine, model_name, of_calls, options, positive, run_program
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -36,6 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     add("model", help="directory, such as savedmodels/demo/1, or a name on the Hugging Face Hub")
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 means all of this machine (127.0.0.1)")
     add("--port", type=int, default=5000, help="port to listen on; 0 means any free port (5000)")
+    add("--name", type=model_name, metavar="NAME", help="the model's name in requests (the folder's NAME)")
     add("--batch-size", type=positive, metavar="N", help="sentences per batch (32)")
     add("--verbose", action="store_true", help="log each request")
     add_call_options(add)
@@ -48,13 +49,31 @@ def main(argv: list[str] | None = None) -> None:
     # Bind the port first: a taken port should fail before the model loads.
     with socket.create_server((args.host, args.port)) as listening:
         model = engine(args.model, vars(args), **{"batch_size": args.batch_size or 32})
-        server = make_server(args.host, 0, app(model, of_calls(vars(args))), threaded=True, fd=listening.fileno())
+        served = with_page(app(model, of_calls(vars(args))), args.model, args.name)
+        server = make_server(args.host, 0, served, threaded=True, fd=listening.fileno())
         if not args.verbose:
             logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        print(f"LibreTranslate's API: http://{args.host}:{server.port}", flush=True)
+        print(f"listening on http://{args.host}:{server.port}", flush=True)
         print("Ctrl-C stops it", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
+
+
+def with_page(translate: "Flask", folder: str, name: str | None) -> Callable[..., Any]:
+    """Adds TensorFlow Serving's REST API and the page, if the folder is NAME/VERSION of an export."""
+    from tf_transformer.extensions.server import predict
+    from tf_transformer.extensions.server.model import ServedModel
+
+    model = ServedModel(folder, name)
+    model.warm_up()
+    page = predict.app(model)
+
+    def served(environ: dict[str, Any], start_response: Any) -> Any:
+        path = environ["PATH_INFO"]
+        chosen = page if path in ("/", "/document") or path.startswith("/v1/") else translate
+        return chosen(environ, start_response)
+
+    return served
 
 
 def pair_of(model: Engine, options: Mapping[str, Any]) -> list[str]:

@@ -23,10 +23,10 @@ pytest.importorskip("flask")
 
 from werkzeug.serving import make_server
 
-from savedmodels.playground import __main__ as playground
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.extensions.server import predict
 from tf_transformer.extensions.server.model import ServedModel, find_version
+from trainers import serve
 
 REQUEST = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
 OPTIONS = {name: option.default for name, option in REQUEST.items()} | {"beam_size": 3, "max_length": 9}
@@ -405,7 +405,7 @@ def test_the_newest_version(saved, tmp_path):
 
 
 def test_what_the_program_refuses(saved, tmp_path, capsys):
-    assert "found no saved_model.pb" in fails(playground, [tmp_path], capsys)
+    assert "found no saved_model.pb" in fails(serve, [tmp_path], capsys)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert "Address already in use" in fails(playground, [saved, "--port", taken.getsockname()[1]], capsys)
-    assert "--port: expected 0 to 65535, got 70000" in fails(playground, [saved, "--port", 70000], capsys)
+        assert "Address already in use" in fails(serve, [saved, "--port", taken.getsockname()[1]], capsys)
+    assert "--port: expected 0 to 65535, got 70000" in fails(serve, [saved, "--port", 70000], capsys)
