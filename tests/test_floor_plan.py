@@ -31,7 +31,7 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
 }
 # Modules that import TensorFlow at once. They are loaded only on it.
 ON_TENSORFLOW = ["decoding.growing", "models.training_step", "inference.savedmodel", "extensions.parsing.in_graph"]
-ON_TENSORFLOW += [f"extensions.server.{name}" for name in ("engine", "model", "predict")]
+ON_TENSORFLOW += [f"extensions.server.{name}" for name in ("app", "libretranslate", "model", "predict")]
 ON_TENSORFLOW += [f"serving.{name}" for name in ("compact", "contract", "savedmodel")]
 ON_TENSORFLOW += [f"extensions.beam.{name}" for name in ("preparation", "shards", "translation")]
 ON_TENSORFLOW += [f"extensions.interop.formats.{name}" for name in ("ctranslate2", "litert", "onnx", "portable")]

@@ -28,7 +28,7 @@ def test_its_python_runs_and_its_model_serves_its_request(tmp_path, monkeypatch)
     assert (tmp_path / "savedmodels/en-de/1/saved_model.pb").exists()
 
     pytest.importorskip("flask")
-    from tf_transformer.extensions.server import predict
+    from tf_transformer.extensions.server.app import app
     from tf_transformer.extensions.server.model import ServedModel
 
     body, host, path = re.search(r"^curl -d '(.*)' (http://localhost:8501)(\S+)$", README, re.MULTILINE).groups()

@@ -25,7 +25,8 @@ from werkzeug.serving import make_server
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.extensions.server import predict
-from tf_transformer.extensions.server.model import ServedModel, find_version
+from tf_transformer.extensions.server.app import app
+from tf_transformer.extensions.server.model import ServedModel
 from trainers import serve
 
 REQUEST = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
@@ -39,7 +40,7 @@ def model(saved):
 
 @pytest.fixture(scope="module")
 def client(model):
-    return predict.app(model).test_client()
+    return app(model).test_client()
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +259,7 @@ def browsed(request, translator, saved, tmp_path_factory):
         translator = tt.Translator.from_pretrained(M2M100, target_language="de", max_source_length=41)
         folder = tmp_path_factory.mktemp("completing") / "name" / "1"
         translator.save(folder, completions=True)
-    server = make_server("127.0.0.1", 0, predict.app(ServedModel(folder)), threaded=True)
+    server = make_server("127.0.0.1", 0, app(ServedModel(folder)), threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     made = chromium.Page(f"http://127.0.0.1:{server.port}/", tmp_path_factory.mktemp("chromium"))
     made.until("document.readyState == 'complete' && by('metadata').textContent")
@@ -372,40 +373,48 @@ def test_what_a_document_is_refused_for(ask, body, message):
 
 @pytest.mark.parametrize("path", ["/", "/v1/models/name"])
 def test_only_this_machines_names_are_answered(client, path):
-    for host in ("localhost:8501", "127.0.0.1:1234", "localhost"):
+    for host in ("localhost:8501", "127.0.0.1:1234", "localhost", "[::1]:8501"):
         assert client.get(path, headers={"Host": host}).status_code == 200, host
-    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "10.0.0.1:8501", "[::1]:8501"):
+    for host in (
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.nip.io",
+        "10.0.0.1:8501",
+        "[::2]:8501",
+        "[",
+        "a@b@c",
+    ):
         answer = client.get(path, headers={"Host": host})
         assert answer.status_code == 400, host
         assert "is not trusted" in answer.get_json()["error"]
 
 
-def test_it_warms_up_what_takes_texts(model, monkeypatch):
-    """Each signature with the inputs that the export has no defaults for, since a first answer takes seconds."""
+def test_it_warms_up_each_signature(model, monkeypatch):
+    """With the inputs that the export has no defaults for, since a first answer takes seconds."""
     asked = {}
     monkeypatch.setattr(model, "_export", lambda name, inputs: asked.setdefault(name, {**inputs}) and {})
-    signatures = {name: each for name, each in model.signatures.items() if name != "translate_details"}
+    signatures = dict(model.signatures)
     signatures["complete"] = type(signatures["translate"]).FromString(signatures["translate"].SerializeToString())
     signatures["complete"].inputs["prefix"].CopyFrom(signatures["translate"].inputs["text"])
     monkeypatch.setattr(model, "signatures", signatures)
     model.warm_up()
-    assert set(asked) == {"serving_default", "translate", "tokenize", "complete"}
+    assert set(asked) == {name for name, signature in signatures.items() if signature.inputs} >= {"complete", "score"}
     assert set(asked["complete"]) == {"text", "prefix", *REQUEST}
     assert set(asked["translate"]) == {"text", *REQUEST} and asked["tokenize"]["text"].numpy().tolist() == [b"a"]
 
 
-def test_the_newest_version(saved, tmp_path):
-    assert find_version(saved) == find_version(saved.parent) == saved.resolve()
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x/saved_model.pb").touch()
-    with pytest.raises(tt.BadInput, match="expected a folder NAME/VERSION with an integer VERSION, got .*x"):
-        find_version(tmp_path / "x")
+def test_a_model_has_its_folders_name_and_version(saved, tmp_path):
+    for path in (saved, saved.parent):
+        model = ServedModel(path)
+        assert (model.name, model.version) == ("name", 1)
+    (tmp_path / "x").symlink_to(saved)
+    assert ServedModel(tmp_path / "x").name == "name" and ServedModel(saved, "other").name == "other"
     with pytest.raises(tt.BadInput, match="found nothing at .*nowhere"):
-        find_version(tmp_path / "nowhere")
+        ServedModel(tmp_path / "nowhere")
 
 
 def test_what_the_program_refuses(saved, tmp_path, capsys):
-    assert "found no saved_model.pb" in fails(serve, [tmp_path], capsys)
+    assert "found no config.json" in fails(serve, [tmp_path, "--port", 0], capsys)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "Address already in use" in fails(serve, [saved, "--port", taken.getsockname()[1]], capsys)
     assert "--port: expected 0 to 65535, got 70000" in fails(serve, [saved, "--port", 70000], capsys)

@@ -15,7 +15,7 @@ pytest.importorskip("flask")
 
 from playing import asking, page
 
-from tf_transformer.extensions.server import predict
+from tf_transformer.extensions.server.app import app
 from tf_transformer.extensions.server.model import ServedModel, ServingError
 
 
@@ -37,7 +37,7 @@ def test_an_export_answers_as_the_savedmodel(small, served):
     """What it fixes is no option, and it has as many places as beams."""
     model = ServedModel(small)
     assert (model.name, model.version) == ("name", 3)
-    ask, texts = asking(predict.app(model).test_client()), [text for text in TEXTS if isinstance(text, str)]
+    ask, texts = asking(app(model).test_client()), [text for text in TEXTS if isinstance(text, str)]
     values = {"length_penalty": (1.7, 0.6), "max_length": (11, 48)}
     inputs = {"text": texts * 2, **{name: np.repeat(pair, len(texts)).tolist() for name, pair in values.items()}}
     rows = [dict(zip(inputs, row, strict=True)) for row in zip(*inputs.values(), strict=True)]
@@ -58,7 +58,7 @@ def test_an_export_answers_as_the_savedmodel(small, served):
 @pytest.mark.program
 def test_an_export_takes_requests_of_any_form(small):
     model = ServedModel(small, "name")
-    client = predict.app(model).test_client()
+    client = app(model).test_client()
     ask = asking(client)
     with ThreadPoolExecutor(7) as threads:
         texts = ["Two doors.", "The dog sleeps."] * 7

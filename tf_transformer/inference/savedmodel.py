@@ -29,6 +29,19 @@ else:
 DESCRIBED = "assets.extra/tf_transformer.json"
 
 
+def load_graph(address: str) -> Any:
+    """Returns the object from `tf.saved_model.load`. Raises `BadInput` if the directory holds something else."""
+    check_tensorflow_text()
+    with contextlib.nullcontext(address) if "://" in address else plainly_named(Path(address)) as plain:
+        try:
+            with quiet_stderr():  # SentencePiece warns of models without normalization
+                return tf.saved_model.load(str(plain))
+        except Exception as error:  # A damaged file can make TensorFlow raise any error, such as IndexError.
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            message = f"{address}: expected a SavedModel that TensorFlow opens, got something else: {reason}"
+            raise BadInput(message) from error
+
+
 class SavedModel(Engine):
     """SavedModel of a translator or a parser, or another whose `serving_default` takes and returns text.
 
@@ -55,19 +68,11 @@ class SavedModel(Engine):
         threads: Annotated[int, between(1, 1_024)] | None = None,
         **options: Any,
     ) -> None:
-        check_tensorflow_text()
         if threads:
             with contextlib.suppress(RuntimeError):  # TensorFlow already runs
                 tf.config.threading.set_intra_op_parallelism_threads(threads)
         address = os.fspath(path).rstrip("/") if "://" in os.fspath(path) else str(saved_model_of(path))
-        with contextlib.nullcontext(address) if "://" in address else plainly_named(Path(address)) as plain:
-            try:
-                with quiet_stderr():  # SentencePiece warns of models without normalization
-                    self.loaded = tf.saved_model.load(str(plain))
-            except Exception as error:  # A damaged file can make TensorFlow raise any error, such as IndexError.
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                message = f"{address}: expected a SavedModel that TensorFlow opens, got something else: {reason}"
-                raise BadInput(message) from error
+        self.loaded = load_graph(address)
         self.batch_size = batch_size
         absolute = address if "://" in address else os.path.abspath(address)
         self._opened: dict[str, Any] = {"path": absolute, "threads": threads}

@@ -117,10 +117,10 @@ def test_a_rest_client_reads_the_languages(saved, monkeypatch):
     """REST requires every input. The playground's page also sends them."""
     pytest.importorskip("flask")
     from savedmodels.clients import rest as client_module
-    from tf_transformer.extensions.server import predict
+    from tf_transformer.extensions.server.app import app
     from tf_transformer.extensions.server.model import ServedModel
 
-    playground, client = predict.app(ServedModel(saved)).test_client(), client_module.Client(name="many")
+    playground, client = app(ServedModel(saved)).test_client(), client_module.Client(name="many")
 
     def ask(path, body=None):
         path = f"/v1/models/many{path}"

@@ -1,26 +1,39 @@
-"""A translator's export and its signatures, with TensorFlow Serving's rules for requests."""
+"""The served model: an engine whose batches take turns, and signatures with TensorFlow Serving's rules for requests."""
 
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_text  # noqa: F401  (its ops are in the SavedModel)
-from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from tf_transformer.config import BadInput
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
-from tf_transformer.extensions.server.engine import EngineExport
-from tf_transformer.inference import savedmodel
-from tf_transformer.utils.folders import is_version, model_folder, needs_no_tensorflow
+from tf_transformer.extensions.server.languages import short
+from tf_transformer.inference.alignment import Aligned
+from tf_transformer.inference.engine import UNUSED, Engine, Hypothesis, Request, TranslationResult, strings_in
+from tf_transformer.inference.loading import load
+from tf_transformer.inference.savedmodel import load_graph
+from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.utils.files import user_path
+from tf_transformer.utils.folders import EXPORTS, SAVED_MODEL, is_version, newest
+from tf_transformer.utils.reading import reading
+from tf_transformer.utils.values import BadInput, Count
 
 DEFAULT_SIGNATURE = "serving_default"
+ROWS = 32  # of a request to a graph that run together
 # TensorFlow's Python, unlike a server, adds these to the graph's error messages.
 AROUND = re.compile(r"^Graph execution error:.*<stack traces unavailable>\n| \[Op:\w+\]\s*$", re.DOTALL)
+TEXT, NUMBER, COUNT, FLAG = (tf.TensorSpec([None], dtype) for dtype in (tf.string, tf.float32, tf.int32, tf.bool))
+# Whether the client of this thread's request has closed its connection.
+client_left: ContextVar[Callable[[], bool]] = ContextVar("client_left", default=lambda: False)
 
 
 class ServingError(Exception):
@@ -32,45 +45,253 @@ class ServingError(Exception):
         self.message = message
 
 
-def find_version(folder: str | os.PathLike[str]) -> Path:
-    """Returns the directory NAME/VERSION of an export: `folder` itself, or its newest version."""
-    folder = model_folder(folder).resolve()
-    if not is_version(folder.name):
-        raise BadInput(f"expected a folder NAME/VERSION with an integer VERSION, got {folder}")
-    return folder
+class ClientLeft(Exception):
+    """The client of a request has closed its connection, so the rest of its work is dropped."""
 
 
-class SavedModel:
-    """A translator's SavedModel, with the attributes of an `EngineExport`."""
+class Turns:
+    """A lock that threads get in the order in which they asked, unlike `threading.Lock`.
 
-    def __init__(self, folder: Path) -> None:
-        self.engine, self.alone = savedmodel.SavedModel(folder), contextlib.nullcontext()
-        saved = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
-        self.signatures = dict(saved.meta_graphs[0].signature_def)
-        if not {"translate", "model_info"} <= self.signatures.keys():
-            raise BadInput(f"{folder}: expected a translator's export, got another model. Open it with tt.load.")
+    A request takes it for each batch, so that a long one does not hold the others. It raises `ClientLeft` if nobody
+    waits for the batch.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._queue = threading.Lock(), deque[threading.Event]()
+
+    def __enter__(self) -> None:
+        mine = threading.Event()
+        with self._lock:
+            self._queue.append(mine)
+            self._queue[0].set()
+        mine.wait()
+        if client_left.get()():
+            self.__exit__()
+            raise ClientLeft
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._queue.popleft()
+            if self._queue:
+                self._queue[0].set()
+
+
+class InTurns(Engine):
+    """An engine that takes a turn for each batch. Texts are tokenized within it, documents are read outside."""
+
+    def __init__(self, engine: Engine, turns: Turns) -> None:
+        self.engine, self.turns = engine, turns
+        self.translates, self.aligns, self.batch_size = engine.translates, engine.aligns, engine.batch_size
+        self.call_options, self.max_values, self.languages = engine.call_options, engine.max_values, engine.languages
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.engine.metadata
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return self.engine.options
+
+    def request(self, n: Count | None, options: Mapping[str, Any]) -> Request:
+        return self.engine.request(n, options)
+
+    def replies(self, texts: Iterable[str | bytes], n: Count | None = None, **options: Any) -> list[TranslationResult]:
+        # Engine's would draw each request's progress on the server's terminal.
+        return self._in_batches(self._replies, list(strings_in(texts)), self.request(n, options))
+
+    def _replies(self, texts: list[str | bytes], request: Request) -> list[TranslationResult]:
+        with self.turns:
+            return list(self.engine._replies(texts, request))
+
+    def _aligned(self, texts: list[str | bytes], request: Request) -> list[Aligned]:
+        with self.turns:
+            return list(self.engine._aligned(texts, request))
+
+
+class Function(NamedTuple):
+    """A signature's function."""
+
+    answer: Callable[..., list[dict[str, Any]]]  # from columns of the inputs, by name, to rows of the outputs
+    inputs: dict[str, tf.TensorSpec]  # the texts first
+    outputs: dict[str, tf.TensorSpec]
+
+    def signature(self) -> Any:
+        """Returns the `SignatureDef` that a SavedModel would have."""
+        made = meta_graph_pb2.SignatureDef(method_name="tensorflow/serving/predict")
+        for ports, specs in ((made.inputs, self.inputs), (made.outputs, self.outputs)):
+            for name, spec in specs.items():
+                ports[name].name, ports[name].dtype = f"{name}:0", spec.dtype.as_datatype_enum
+                ports[name].tensor_shape.CopyFrom(spec.shape.as_proto())
+        return made
+
+
+class EngineSignatures:
+    """Signatures serving_default, translate and model_info of the contract (savedmodels/README.md) for any engine.
+
+    Options that the engine fixes, such as the beam size of a LiteRT export, are not inputs.
+    """
+
+    def __init__(self, engine: Engine, name: str, version: int) -> None:
+        self._engine, self._beams = engine, engine.options.get("beam_size", 1)
+        self._metadata = {**engine.metadata, "name": name, "version": version}
+        languages = LANGUAGES if engine.languages else ()
+        if languages:
+            self._metadata["languages"] = ", ".join(engine.languages)
+        kinds = {"float32": NUMBER, "int32": COUNT}
+        options = {name: kinds[SEARCH_OPTIONS[name].dtype] for name in engine.call_options}
+        best = {"translations": TEXT, "scores": NUMBER, "log_probs": NUMBER, "finished": FLAG, "lengths": COUNT}
+        best = {name: tf.TensorSpec([None, self._beams], spec.dtype) for name, spec in best.items()}
+        one = {"translation": TEXT, "score": NUMBER, "truncated": FLAG}
+        every = {**best, "source_length": COUNT, "truncated": FLAG}
+        self._functions = {
+            DEFAULT_SIGNATURE: Function(self._default, {"text": TEXT}, one),
+            "translate": Function(self._translate, {"text": TEXT, **options, **dict.fromkeys(languages, TEXT)}, every),
+            "model_info": Function(self._info, {"key": TEXT}, {"value": TEXT}),
+        }
+        self.signatures = {name: function.signature() for name, function in self._functions.items()}
+        defaults = self.signatures["translate"].defaults
+        for name in options:
+            value = engine.options.get(name, SEARCH_OPTIONS[name].default)
+            defaults[name].CopyFrom(tf.make_tensor_proto([value], options[name].dtype))
+        for name in languages:
+            defaults[name].CopyFrom(tf.make_tensor_proto([self._metadata.get(name, "")]))
 
     def __call__(self, name: str, inputs: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
-        """Runs a signature."""
-        return {key: value.numpy() for key, value in self.engine.loaded.signatures[name](**inputs).items()}
+        """Runs a signature. Raises `ValueError` if an input has the wrong shape or dtype."""
+        function = self._functions[name]
+        for port, spec in function.inputs.items():
+            if not spec.is_compatible_with(inputs[port]):
+                dtype, shape = inputs[port].dtype.name, inputs[port].shape
+                raise ValueError(f"{port}: expected {spec.dtype.name} of the shape [batch], got {dtype} of {shape}")
+        size = len(inputs[next(iter(function.inputs))])
+        for port, value in inputs.items():
+            if len(value) not in (1, size):
+                raise ValueError(f"{port}: expected a vector of length 1 or of the batch size {size}, got {len(value)}")
+        rows = function.answer(
+            **{port: np.broadcast_to(value.numpy(), [size]).tolist() for port, value in inputs.items()}
+        )
+        return {
+            port: np.array([row[port] for row in rows], spec.dtype.as_numpy_dtype).reshape([size, *spec.shape[1:]])
+            for port, spec in function.outputs.items()
+        }
+
+    def _default(self, text: list[bytes]) -> list[dict[str, Any]]:
+        replies = self._engine.replies(text)
+        return [
+            {"translation": each.text.encode(), "score": each.score, "truncated": each.truncated} for each in replies
+        ]
+
+    def _translate(self, text: list[bytes], **options: list[Any]) -> list[dict[str, Any]]:
+        groups: dict[tuple[Any, ...], list[int]] = {}  # rows with the same options
+        for i, values in enumerate(zip(*options.values(), strict=True) if options else [()] * len(text)):
+            groups.setdefault(values, []).append(i)
+        rows: dict[int, dict[str, Any]] = {}
+        for values, places in groups.items():
+            replies = self._replies([text[i] for i in places], dict(zip(options, values, strict=True)))
+            rows.update(zip(places, map(self._row, replies), strict=True))
+        return [rows[i] for i in range(len(text))]
+
+    def _replies(self, texts: list[bytes], options: dict[str, Any]) -> list[TranslationResult]:
+        # As in a SavedModel, options out of range are clipped, NaN means the default, and an unknown language reads
+        # nothing.
+        languages = {name: options.pop(name).decode("utf-8", "replace") for name in LANGUAGES if name in options}
+        if not set(languages.values()) <= set(self._engine.languages):
+            return [TranslationResult(text, (Hypothesis("", 0.0, 0.0, False, 0),), 0, True) for text in texts]
+        return self._engine.replies(texts, self._beams, **self._engine.clipped(options), **languages)
+
+    def _row(self, reply: TranslationResult) -> dict[str, Any]:
+        rows = [(one.text.encode(), *one[1:]) for one in reply.hypotheses]
+        rows += [(b"", UNUSED, UNUSED, False, 0)] * (self._beams - len(rows))
+        names = ("translations", "scores", "log_probs", "finished", "lengths")
+        best = dict(zip(names, zip(*rows, strict=True), strict=True))
+        return {**best, "source_length": reply.length, "truncated": reply.truncated}
+
+    def _info(self, key: list[bytes]) -> list[dict[str, Any]]:
+        return [{"value": str(self._metadata.get(each.decode("utf-8", "replace"), "")).encode()} for each in key]
+
+
+class GraphSignatures:
+    """Signatures of a SavedModel."""
+
+    def __init__(self, loaded: Any, signatures: dict[str, Any], turns: Turns) -> None:
+        self._loaded, self.signatures, self._turns = loaded, signatures, turns
+
+    def __call__(self, name: str, inputs: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
+        """Runs a signature. A translator's takes a turn for each `ROWS` rows, whose outputs do not depend on others."""
+        sizes = {len(value) if value.shape.rank == 1 else 0 for value in inputs.values()} - {1}
+        size = next(iter(sizes), 1)
+        if "translate" not in self.signatures or len(sizes) > 1 or size <= ROWS:
+            return self._run(name, inputs)
+        starts = range(0, size, ROWS)
+        parts = [
+            {port: value if len(value) == 1 else value[start : start + ROWS] for port, value in inputs.items()}
+            for start in starts
+        ]
+        outputs = [self._run(name, part) for part in parts]
+        return {port: joined([output[port] for output in outputs]) for port in outputs[0]}
+
+    def _run(self, name: str, inputs: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
+        with self._turns:
+            return {port: value.numpy() for port, value in self._loaded.signatures[name](**inputs).items()}
+
+
+def joined(parts: list[np.ndarray]) -> np.ndarray:
+    """Joins rows, padded as the contract pads them: with zeros and empty texts."""
+    shape = (sum(map(len, parts)), *np.max([part.shape[1:] for part in parts], axis=0).astype(int))
+    rows = np.full(shape, b"" if parts[0].dtype == object else 0, parts[0].dtype)
+    start = 0
+    for part in parts:
+        rows[(slice(start, start + len(part)), *map(slice, part.shape[1:]))] = part
+        start += len(part)
+    return rows
 
 
 class ServedModel:
-    """A SavedModel, a LiteRT or an ONNX export, under a name, by default that of its directory."""
+    """A model under a name, by default its folder's.
 
-    def __init__(self, folder: str | os.PathLike[str], name: str | None = None) -> None:
-        folder = find_version(folder)
-        self.name = name or folder.parent.name
-        self.version = int(folder.name)
-        self._export = EngineExport(folder) if needs_no_tensorflow(folder) else SavedModel(folder)
+    Args:
+        folder: As in `tt.load`. A SavedModel of another kind than a translator's has only its signatures.
+        name: Name in requests.
+        opened: Function that opens a translator, such as `tt.load`.
+
+    Attributes:
+        engine: The translator, or `None`.
+        signatures: `SignatureDef`s by name.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        name: str | None = None,
+        opened: Callable[[Any], Engine] = load,
+    ) -> None:
+        path = None if "://" in os.fspath(folder) else newest(user_path(folder), *EXPORTS)
+        where = Path(os.fspath(folder)) if "://" in os.fspath(folder) else (path or user_path(folder)).resolve()
+        numbered = is_version(where.name)
+        self.name = name or (where.parent if numbered else where).name or "model"
+        self.version = int(where.name) if numbered else 1
+        self.engine: InTurns | None = None
+        turns, stored = Turns(), stored_signatures(path) if path and (path / SAVED_MODEL).is_file() else None
+        if stored is None or {"translate", "model_info"} <= stored.keys():
+            engine = opened(folder)
+            if not engine.translates:
+                raise BadInput("serve: expected a translator, got a parser. Export it, and serve its SavedModel.")
+            self.engine = InTurns(engine, turns)
+        if stored is None:
+            self._export: Any = EngineSignatures(self.engine, self.name, self.version)
+        else:
+            loaded = self.engine.engine.loaded if self.engine else load_graph(str(path))  # type: ignore[attr-defined]
+            self._export = GraphSignatures(loaded, stored, turns)
         self.signatures = self._export.signatures
 
     def warm_up(self) -> None:
-        """Runs each signature that takes texts, since its first call takes seconds."""
+        """Runs each signature, since its first call takes seconds."""
         for name, signature in self.signatures.items():
-            needed = signature.inputs.keys() - signature.defaults.keys()
-            if {"text"} <= needed <= {"text", "prefix"}:
-                self.predict(name, dict.fromkeys(needed, tf.constant(["a"])))
+            needed = {port: signature.inputs[port] for port in signature.inputs if port not in signature.defaults}
+            # A graph of another kind may reject what is made up here.
+            with contextlib.suppress(ServingError):
+                if needed:
+                    self.predict(name, {port: made_up(info) for port, info in needed.items()})
 
     def find(self, name: str, version: int | None = None, label: str | None = None) -> None:
         """Raises `ServingError` unless a request names this model."""
@@ -117,12 +338,25 @@ class ServedModel:
 
     def document(self, text: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Translates a plain text, like `Engine.document`. Returns its sentences, and what is between translations."""
-        engine = self._export.engine
+        engine = self.engine
         language = options.get("source_language", engine.metadata.get("source_language", ""))
         marked = Marked(text).with_placeholders()
-        spans = marked.sentences(sentences_in(str(language)))
+        spans = marked.sentences(sentences_in(short(str(language))))
         sources = [text[start:end] for start, end in spans]
-        with self._export.alone:
-            translations = engine.document(sources, sentences=lambda line: [line], **options)
+        translations = engine.document(sources, sentences=lambda line: [line], **options)
         between = marked.between(spans, translations)
         return {"sources": sources, "translations": translations, "between": between}
+
+
+def stored_signatures(folder: Path) -> dict[str, Any]:
+    """Returns the `SignatureDef`s of a SavedModel, by name."""
+    file = folder / SAVED_MODEL
+    with reading(file, "a SavedModel"):
+        return dict(saved_model_pb2.SavedModel.FromString(file.read_bytes()).meta_graphs[0].signature_def)
+
+
+def made_up(info: Any) -> tf.Tensor:
+    """Returns a value for an input: one row of "a" or 0."""
+    shape = [max(dim.size, 1) for dim in info.tensor_shape.dim]
+    dtype = tf.dtypes.as_dtype(info.dtype)
+    return tf.fill(shape, "a") if dtype == tf.string else tf.zeros(shape, dtype)

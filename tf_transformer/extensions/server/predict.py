@@ -7,35 +7,36 @@ is a one-line error here: what was expected, and what arrived.
 import base64
 import json
 import re
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
-from flask import Flask, Response, render_template, request
+from flask import Blueprint, Response, abort, render_template, request
 from google.protobuf.json_format import MessageToDict
-from werkzeug.exceptions import HTTPException
 
-from tf_transformer.config import BadInput
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.extensions.server.limits import Limits, characters
 from tf_transformer.extensions.server.model import DEFAULT_SIGNATURE, ServedModel, ServingError
 from tf_transformer.tokenizers.languages import LANGUAGES
 
 MODEL = r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?"
 PATHS = {"POST": re.compile(MODEL + "(:predict)"), "GET": re.compile(MODEL + "(/metadata)?")}
-HTTP = {"INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429}
-LOCAL = ["localhost", "127.0.0.1"]
 # The page contains its style and script, and connects only to this server.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 
 
-def app(model: ServedModel) -> Flask:
-    """Returns a WSGI application: the page at /, its requests at /document, and the API under /v1/."""
-    flask = Flask(__name__, template_folder=".")
-    flask.config["TRUSTED_HOSTS"] = LOCAL  # Under other names, a foreign page could make a browser send requests here.
+def routes(model: ServedModel, limits: Limits) -> Blueprint:
+    """Returns the addresses of the page at /, of its requests at /document, and of the API under /v1/."""
+    api = Blueprint("predict", __name__)
 
-    @flask.get("/")
+    @api.route("/v1/<path:_>", methods=["GET", "POST"])
+    def answer(_: str) -> Any:
+        return _answer(model, limits)
+
+    @api.get("/")
     def page() -> Response:
+        if not model.engine:
+            abort(404, f"expected a translator for a page, got another model. POST to /v1/models/{model.name}:predict")
         inputs = model.signatures["translate"].inputs
         known = [option for option in SEARCH_OPTIONS.values() if option.request]
         html = render_template(
@@ -50,42 +51,29 @@ def app(model: ServedModel) -> Flask:
         )
         return Response(html, headers={"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"})
 
-    @flask.route("/v1/<path:_>", methods=["GET", "POST"])
-    def api(_: str) -> Response:
-        return json_of(_answer)
-
-    @flask.post("/document")
-    def document() -> Response:
-        return json_of(_document)
-
-    def json_of(answer_to: Callable[[ServedModel], dict[str, Any]]) -> Response:
+    @api.post("/document")
+    def document() -> Any:
+        if not model.engine:
+            abort(404)
+        body = _parsed(request.get_data())
+        if not isinstance(body, dict) or not isinstance(body.get("text"), str):
+            _invalid(f"expected an object with a text and options, got {_shown(body)}")
+        limits.check([body["text"]])
         try:
-            answer, status = answer_to(model), 200
-        except ServingError as error:
-            answer, status = {"error": error.message}, HTTP.get(error.code, 500)
-        except RecursionError:
-            answer, status = {"error": "expected JSON of few lists within each other, got too many"}, 400
-        return _response(answer, status)
+            return model.document(body.pop("text"), body)
+        except TypeError as error:  # an unknown option
+            _invalid(str(error))
 
-    @flask.errorhandler(HTTPException)
-    def failed(error: HTTPException) -> Response:  # an unknown path, another host's name, a bug
-        return _response({"error": error.description}, error.code)
-
-    return flask
+    return api
 
 
-def _response(answer: dict[str, Any], status: int | None) -> Response:
-    body = json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace")
-    return Response(body + b"\n", status, content_type="application/json")
-
-
-def _answer(model: ServedModel) -> dict[str, Any]:
+def _answer(model: ServedModel, limits: Limits) -> dict[str, Any]:
     """Answers a request to the API."""
     method, path = request.method, request.path
-    match = PATHS[method].fullmatch(path)
+    match = PATHS[method].fullmatch(path) if method in PATHS else None
     if not match:
         paths = "POST /v1/models/NAME:predict, GET /v1/models/NAME or GET /v1/models/NAME/metadata"
-        _invalid(f"expected {paths}, got {method} {path}")
+        _invalid(f"expected {paths}, got {method} {path[:200]}")
     name, version, label, action = match.groups()
     version = int(version) if version else None
     if method == "GET" and not action:
@@ -93,19 +81,9 @@ def _answer(model: ServedModel) -> dict[str, Any]:
     model.find(name, version, label)
     if action == "/metadata":
         return metadata(model)
-    signature_name, inputs, by_row = read_request(model, request.get_data())
+    signature_name, inputs, by_row = read_request(model, request.get_data(), limits)
     outputs = model.predict(signature_name, inputs)
     return rows(outputs) if by_row else columns(outputs)
-
-
-def _document(model: ServedModel) -> dict[str, Any]:
-    body = _parsed(request.get_data())
-    if not isinstance(body, dict) or not isinstance(body.get("text"), str):
-        _invalid(f"expected an object with a text and options, got {_shown(body)}")
-    try:
-        return model.document(body.pop("text"), body)
-    except (BadInput, TypeError) as error:
-        _invalid(str(error))
 
 
 def metadata(model: ServedModel) -> dict[str, Any]:
@@ -118,7 +96,7 @@ def metadata(model: ServedModel) -> dict[str, Any]:
     return {"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}}
 
 
-def read_request(model: ServedModel, body: bytes) -> tuple[str, dict[str, tf.Tensor], bool]:
+def read_request(model: ServedModel, body: bytes, limits: Limits) -> tuple[str, dict[str, tf.Tensor], bool]:
     """Converts JSON to a signature's name, tensors by name, and whether request and response are row by row."""
     content = _parsed(body)
     if not isinstance(content, dict) or len(content.keys() & {"instances", "inputs"}) != 1:
@@ -134,6 +112,8 @@ def read_request(model: ServedModel, body: bytes) -> tuple[str, dict[str, tf.Ten
     if missing := dtypes.keys() - values.keys():
         _invalid(f"inputs: expected values for {', '.join(dtypes)}, got none for {', '.join(sorted(missing))}")
     read = {key: _read(key, values[key], dtype) for key, dtype in dtypes.items()}
+    for key, (shape, flat) in read.items():
+        limits.check(characters(flat) if dtypes[key] == tf.string else [""] * (shape or [1])[0])
     return name, {key: tf.constant(flat, dtypes[key], shape) for key, (shape, flat) in read.items()}, by_row
 
 
