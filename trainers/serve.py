@@ -4,6 +4,7 @@ Translators' exports, runs and checkpoints have all three. Other SavedModels hav
 """
 
 import logging
+import signal
 import sys
 import warnings
 from collections.abc import Mapping
@@ -71,9 +72,12 @@ def main(argv: list[str] | None = None) -> None:
         with quiet_stderr():
             server.warm_up(served, model)
         server.LOG.setLevel(logging.INFO if args.verbose else logging.ERROR)
+        running = server.http_server(served, listening, limits)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, server.stop)
         print(f"listening on {server.address_of(listening)}", flush=True)
         print("Ctrl-C stops it", flush=True)
-        server.run(served, listening, limits)
+        running.run()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -168,8 +168,8 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server(address[:2], family=family, dualstack_ipv6=both)
 
 
-def run(flask: Flask, listening: socket.socket, limits: Limits) -> None:
-    """Serves until Ctrl-C or SIGTERM."""
+def http_server(flask: Flask, listening: socket.socket, limits: Limits) -> Any:
+    """Returns a server whose `run` does not return."""
     server = create_server(
         flask,
         sockets=[listening],
@@ -184,17 +184,18 @@ def run(flask: Flask, listening: socket.socket, limits: Limits) -> None:
         ident=None,
     )
     server.channel_class = Channel
+    return server
 
-    def stop(number: int, _: Any) -> None:
-        # Threads run a model's code, which cannot be interrupted. If Python ended, it would wait for them, and runtimes
-        # such as ONNX's would abort. The system closes the sockets.
-        print("stopped", flush=True)
-        sys.stderr.flush()
-        os._exit(0 if number == signal.SIGINT else 128 + number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    server.run()
+def stop(number: int, _: Any) -> None:
+    """Ends this process on Ctrl-C or another signal.
+
+    Threads run a model's code, which cannot be interrupted. Python would wait for them, and runtimes such as ONNX's
+    would abort. The system closes the sockets.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if number == signal.SIGINT else 128 + number)
 
 
 def address_of(listening: socket.socket) -> str:
@@ -205,6 +206,3 @@ def address_of(listening: socket.socket) -> str:
 def is_local(listening: socket.socket) -> bool:
     """Returns whether only this machine can reach it."""
     return str(listening.getsockname()[0]).startswith(("127.", "::1"))
-
-
-__all__: Sequence[str] = ["app"]

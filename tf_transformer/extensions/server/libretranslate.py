@@ -107,7 +107,7 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
         kind = body.get("format") or "text"
         if kind not in FORMATS:
             refused(f"{shown(kind)} format is not supported")
-        count = number_of(body.get("alternatives") or 0)
+        count = number_of(body.get("alternatives"))
         target, source = languages.of_request("target", body.get("target")), body.get("source")
         detected = languages.detected(" ".join(texts), sources=True)[0] if source == "auto" else None
         source = detected["language"] if detected else languages.of_request("source", source)
@@ -178,7 +178,7 @@ def parsed(data: bytes) -> Any:
 def number_of(value: Any) -> int:
     """Returns a number of alternatives. Forms have strings."""
     try:
-        return max(0, min(int(value), MOST_ALTERNATIVES))
+        return 0 if value in (None, "") else max(0, min(int(value), MOST_ALTERNATIVES))
     except (ValueError, TypeError, OverflowError) as error:
         raise BadRequest("Invalid request: alternatives parameter is not a number") from error
 

@@ -1,0 +1,231 @@
+"""LibreTranslate's API, asked by other projects' clients."""
+
+import json
+
+import pytest
+
+pytest.importorskip("waitress")
+
+from serving import PAIR, Several, ask, post, serve
+from test_documents import Words
+
+from tf_transformer.config import BadInput
+from tf_transformer.extensions.server.limits import Limits
+from trainers.serve import app
+
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.fixture(scope="module")
+def one_pair():
+    return serve(Words(str.upper))
+
+
+@pytest.fixture(scope="module")
+def several():
+    return serve(Several())
+
+
+def test_a_client_that_is_not_ours_translates(one_pair):
+    libretranslatepy = pytest.importorskip("libretranslatepy")
+    client = libretranslatepy.LibreTranslateAPI(f"http://127.0.0.1:{one_pair}/", api_key="secret")
+    assert client.translate("Hello Dr. Smith. Write to {name}.", "en", "de") == "HELLO DR. SMITH. WRITE TO {name}."
+    assert client.languages() == [{"code": "en", "name": "English", "targets": ["de"]}]
+    (best, *_) = client.detect("Das ist ein altes Haus, und es hat keine Fenster.")
+    assert best["language"] == "de" and 90 < best["confidence"] <= 100
+
+
+def test_another_client_that_is_not_ours_translates(one_pair):
+    """It sends its fields in the address."""
+    deep_translator = pytest.importorskip("deep_translator")
+    address = {"custom_url": f"http://127.0.0.1:{one_pair}/", "api_key": "secret"}
+    client = deep_translator.LibreTranslator("English", "German", **address)
+    assert client.translate("Two doors & a key.\nGo on.") == "TWO DOORS & A KEY.\nGO ON."
+    with pytest.raises(deep_translator.exceptions.ServerException):
+        deep_translator.LibreTranslator("English", "French", **address).translate("Two doors.")
+
+
+def test_forms_lists_html_and_alternatives(one_pair, several):
+    assert post(one_pair, "/translate", b"q=a+b&source=auto&target=de", FORM)[1]["translatedText"] == "A B"
+    part = '--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+    parts = (part * 3 + "--b--\r\n") % ("q", "a\r\nb", "source", "en", "target", "de")
+    assert post(one_pair, "/translate", parts.encode(), "multipart/form-data; boundary=b")[1] == {
+        "translatedText": "A\nB"
+    }
+    asked = {"q": ["a.", "<b>b</b> c"], "source": "en", "target": "de", "format": "html"}
+    assert post(one_pair, "/translate", asked)[1] == {"translatedText": ["A.", "<b>B</b> C"]}
+    assert post(several, "/translate", {"q": "a", "source": "fr", "target": "en", "alternatives": 2})[1] == {
+        "translatedText": "fr:en:A",
+        "alternatives": ["fr:en:A!", "fr:en:A!!"],
+    }
+    asked = {"q": ["a\n", "Dr. Smith sleeps.", "Go on. Stop."], "alternatives": 1}  # by the rules of English
+    assert post(several, "/translate", asked)[1]["alternatives"] == [["en:de:A!"], ["en:de:DR. SMITH SLEEPS.!"], []]
+    assert post(several, "/translate", asked | {"format": "html"})[1]["alternatives"] == [[], [], []]
+
+
+SOURCES = {"en": "The old woman opens the red door.", "fr": "La vieille femme ouvre la porte rouge."}
+
+
+def test_the_source_is_detected_among_the_models_languages(several, one_pair):
+    asked = {"source": "auto", "target": "de"}
+    for code, text in SOURCES.items():
+        status, answer = post(several, "/translate", {"q": text, **asked})
+        assert (status, answer["translatedText"]) == (200, f"{code}:de:{text.upper()}")
+        assert answer["detectedLanguage"]["language"] == code and answer["detectedLanguage"]["confidence"] > 60
+    texts = [SOURCES["fr"]] * 3
+    detected = post(several, "/translate", {"q": texts, **asked})[1]["detectedLanguage"]
+    assert [each["language"] for each in detected] == ["fr"] * 3
+    # A pair's target is no source, but may be detected.
+    german = "Die alte Frau öffnet die rote Tür."
+    assert post(one_pair, "/translate", {"q": german, **asked})[1]["detectedLanguage"]["language"] == "en"
+    assert [each["language"] for each in post(one_pair, "/detect", {"q": german})[1]][:1] == ["de"]
+    assert post(one_pair, "/detect", {"q": "\N{GRINNING FACE}"})[0] == 200
+
+
+def test_languages_that_no_text_is_detected_in(several):
+    port = serve(Words(), source_language="xx", target_language="yy")
+    assert post(port, "/detect", {"q": "a"}) == (200, [{"confidence": 0.0, "language": "xx"}])
+
+
+@pytest.mark.parametrize(
+    ("known", "code", "meant"),
+    [
+        (("en", "de", "zh"), "zh-Hans", "zh"),
+        (("en", "de"), "EN", "en"),
+        (("en", "de"), "en-US", "en"),
+        (("en", "de"), "eng_Latn", "en"),
+        (("eng_Latn", "zho_Hans", "zho_Hant"), "en", "eng_Latn"),
+        (("eng_Latn", "zho_Hans", "zho_Hant"), "zh-Hant", "zho_Hant"),
+        (("eng_Latn", "zho_Hans", "zho_Hant"), "zh", None),
+        (("en", "de"), "xx", None),
+    ],
+)
+def test_codes_may_be_written_otherwise(known, code, meant):
+    client = app(Several(*known), dict.fromkeys(PAIR, known[0])).test_client()
+    answer = client.post("/translate", json={"q": "a", "source": code, "target": known[0]})
+    translated, refused = {"translatedText": f"{meant}:{known[0]}:A"}, {"error": f"{code} is not supported"}
+    assert (answer.status_code, answer.get_json()) == ((200, translated) if meant else (400, refused))
+
+
+def test_each_language_of_the_families_has_its_english_name():
+    """By the names of another project, for the codes that it has."""
+    constants = pytest.importorskip("deep_translator.constants")
+    from tf_transformer.extensions.interop.families.m2m100.family import M2M100, NLLB
+    from tf_transformer.extensions.server.languages import NAMES, name_of, short
+
+    codes = M2M100.split()
+    assert set(codes) <= set(NAMES)
+    theirs = {code: name for name, code in constants.GOOGLE_LANGUAGES_TO_CODES.items()}
+    ours = {code: name_of(code, codes).lower() for code in codes if code in theirs}
+    different = {code: name for code, name in ours.items() if name not in theirs[code]}
+    assert len(ours) > 80 and len(different) < 9, different
+    assert sum(short(code) in NAMES for code in NLLB.split()) > 110
+    assert name_of("zho_Hant", ["zho_Hans", "zho_Hant"]) == "Chinese (zho_Hant)"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "Invalid request: missing q parameter"),
+        (b"{", "expected JSON, got something else: Expecting property name enclosed in double quotes: line 1 column 2"),
+        ({"q": 1}, "Invalid request: q parameter is not a text or a list of texts"),
+        ({"q": "a", "format": "pdf"}, "pdf format is not supported"),
+        ({"q": "a", "target": "xx"}, "xx is not supported"),
+        ({"q": "a", "source": ["en"]}, '["en"] is not supported'),
+        ({"q": "a", "alternatives": "x"}, "Invalid request: alternatives parameter is not a number"),
+    ],
+)
+def test_a_bad_request_is_named_as_by_libretranslate(several, body, message):
+    status, answer = post(several, "/translate", body)
+    assert status == 400 and answer["error"].startswith(message)
+
+
+def test_limits_are_checked_before_any_work():
+    class Unused(Words):
+        def _replies(self, texts, request):
+            raise AssertionError("work")
+
+    port = serve(Unused(), Limits(chars=7, batch=3, body=997))
+    too_long = (400, {"error": "Invalid request: request (8) exceeds text limit (7)"})
+    too_many = (400, {"error": "Invalid request: request (4) exceeds text limit (3)"})
+    for path in ("/translate", "/detect"):
+        assert post(port, path, {"q": "a" * 8}) == too_long
+        assert post(port, path, {"q": ["a"] * 4}) == too_many
+        assert post(port, path, {"q": "a" * 1_000})[0] == 413
+    assert post(port, "/document", {"text": "ä" * 8}) == too_long
+    assert post(port, "/v1/models/model:predict", {"instances": ["a", "ä" * 8]}) == too_long
+    assert post(port, "/v1/models/model:predict", {"inputs": {"text": ["a"] * 4}}) == too_many
+    assert ask(port, "GET", "/frontend/settings")[1]["charLimit"] == 7
+
+
+def test_a_client_has_so_many_requests_a_minute(monkeypatch):
+    from tf_transformer.extensions.server import limits
+
+    now = [1_000.0]
+    monkeypatch.setattr(limits.time, "monotonic", lambda: now[0])
+    client = app_of(Words(), Limits(requests=5))
+    asked = lambda body, address: client.post("/translate", json=body, environ_base={"REMOTE_ADDR": address})  # noqa: E731
+    assert asked({"q": ["a"] * 3}, "10.0.0.1").status_code == 200  # counts three times
+    now[0] += 23
+    assert [asked({"q": "a"}, "::ffff:10.0.0.1").status_code for _ in range(3)] == [200, 200, 429]
+    refused = asked({"q": "a"}, "10.0.0.1")
+    assert (refused.get_json(), refused.headers["Retry-After"]) == ({"error": "Slowdown: 5 per 1 minute"}, "37")
+    assert asked({"q": "a"}, "10.0.0.2").status_code == 200
+    assert client.get("/languages", environ_base={"REMOTE_ADDR": "10.0.0.1"}).status_code == 200
+    # The addresses of a network of version 6 are one client.
+    assert [asked({"q": "a"}, f"2001:db8::{i}").status_code for i in range(1, 7)] == [200] * 5 + [429]
+    now[0] += 38
+    assert asked({"q": "a"}, "10.0.0.1").status_code == 200
+
+
+def app_of(engine, limits=None, **others):
+    from tf_transformer.extensions.server.app import app as of_server
+
+    return of_server(engine, PAIR, limits, **others).test_client()
+
+
+def test_other_addresses_and_other_pages(one_pair):
+    assert post(one_pair, "/nothing", {})[0] == 404
+    assert post(one_pair, "/translate_file", {}) == (403, {"error": "Files translation are disabled on this server."})
+    assert post(one_pair, "/suggest", {}) == (403, {"error": "Suggestions are disabled on this server."})
+    for path in ("/translate", "/languages"):
+        status, body, headers = ask(one_pair, "OPTIONS", path, headers={"Origin": "https://a.example"})
+        assert (status, body) == (204, None)
+        assert headers["Access-Control-Allow-Origin"] == "*" and int(headers["Access-Control-Max-Age"]) > 86_000
+        assert {"GET", "POST"} <= set(headers["Access-Control-Allow-Methods"].split(", "))
+        assert "Content-Type" in headers["Access-Control-Allow-Headers"]
+    status, spec, headers = ask(one_pair, "GET", "/spec")
+    assert status == 200 and headers["Access-Control-Allow-Origin"] == "*" and spec["swagger"] == "2.0"
+    for path, methods in spec["paths"].items():
+        for method in methods:
+            assert ask(one_pair, method.upper(), path)[0] == (200 if method == "get" else 400)
+    assert ask(one_pair, "GET", "/v1/models/model")[2]["Access-Control-Allow-Origin"] is None
+
+
+def test_a_model_that_does_not_store_its_languages_has_no_such_api():
+    engine = Words()
+    engine.metadata = {}
+    client = app(engine, {"target_language": "de"}).test_client()
+    assert "--source-language and --target-language" in client.post("/translate", json={"q": "a"}).get_json()["error"]
+    assert client.get("/health").status_code == client.get("/").status_code == 200
+    assert client.post("/document", json={"text": "a"}).get_json()["translations"] == ["a"]
+
+
+def test_an_error_of_the_engine_is_neither_told_nor_logged_with_its_text(caplog):
+    class Failing(Words):
+        def _replies(self, texts, request):
+            raise RuntimeError(*texts)
+
+    answer = app_of(Failing()).post("/translate", json={"q": "private"})
+    assert (answer.status_code, answer.get_json()) == (500, {"error": "internal error"})
+    assert "RuntimeError" in caplog.text and "test_libretranslate.py" in caplog.text
+    assert "private" not in caplog.text
+
+
+def test_bad_input_of_the_engine_is_said():
+    class Refusing(Words):
+        def _replies(self, texts, request):
+            raise BadInput("q: expected another text")
+
+    answer = app_of(Refusing()).post("/translate", json={"q": "a"})
+    assert (answer.status_code, json.loads(answer.data)) == (400, {"error": "q: expected another text"})

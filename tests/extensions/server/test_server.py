@@ -1,0 +1,244 @@
+"""The server itself: who is served, in which order, on which address, and how it ends."""
+
+import http.client
+import logging
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("waitress")
+
+import numpy as np
+import tensorflow as tf
+from programs import ROOT, fails
+from serving import PAIR, Slow, ask, post, serve
+from test_documents import Words
+from test_text_model import classifier, tagger
+
+import tf_transformer as tt
+from tf_transformer.extensions.server import app as server
+from tf_transformer.extensions.server.model import ServedModel, Turns
+from trainers import serve as program
+
+
+def test_a_long_request_does_not_hold_the_others():
+    engine = Slow()
+    port = serve(engine)
+    long = threading.Thread(target=post, args=(port, "/translate", {"q": ["Two doors. " * 30]}))
+    long.start()
+    while not engine.batches:
+        time.sleep(0.01)
+    seconds = []
+    for _ in range(3):
+        began = time.monotonic()
+        assert post(port, "/translate", {"q": "a"})[0] == 200
+        seconds.append(time.monotonic() - began)
+    assert long.is_alive(), "the long request should take longer than the others"
+    assert statistics.median(seconds) < 5 * engine.seconds
+    long.join()
+    assert len(engine.batches) == 15 + 3
+
+
+def test_turns_are_in_order_of_arrival():
+    turns, order = Turns(), []
+
+    def take(number):
+        with turns:
+            order.append(number)
+
+    with turns:
+        threads = [threading.Thread(target=take, args=(number,)) for number in range(7)]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+    assert order == list(range(7))
+
+
+@pytest.mark.parametrize("path", ["/translate", "/document"])
+def test_the_work_of_a_client_that_has_left_is_dropped(path):
+    engine = Slow()
+    port = serve(engine)
+    body = {"/translate": b'{"q": "%s"}', "/document": b'{"text": "%s"}'}[path] % (b"Two doors. " * 62)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(head.encode() + b"\r\n\r\n" + body)
+        while not engine.batches:
+            time.sleep(0.01)
+    count = len(engine.batches)
+    time.sleep(10 * engine.seconds)
+    assert len(engine.batches) <= count + 2 < 31
+    assert post(port, "/translate", {"q": "a"})[0] == 200
+
+
+def test_a_request_that_does_not_end_is_closed(monkeypatch):
+    """However often a byte comes."""
+    monkeypatch.setattr(server, "SECONDS", 1)
+    port = serve(Words())
+    with socket.create_connection(("127.0.0.1", port), timeout=9) as connection:
+        began = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() < began + 9:
+                connection.sendall(b"X")
+                time.sleep(0.2)
+        assert time.monotonic() < began + 5
+
+
+def test_only_requests_are_logged_not_what_they_have(caplog):
+    caplog.set_level(logging.INFO, server.LOG.name)
+    client = server.app(Words(), PAIR).test_client()
+    client.post("/translate?q=secret&api_key=secret", json={"q": "secret", "api_key": "secret"})
+    client.get("/secr%0Aet?secret")
+    lines = caplog.messages
+    assert re.fullmatch(r"127\.0\.0\.1 POST /translate 200 \d\.\d{3} s", lines[0])
+    assert re.fullmatch(r"127\.0\.0\.1 GET /secr%0Aet 404 \d\.\d{3} s", lines[1])
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models/model", "/document"])
+def test_foreign_names_reach_a_local_server_not_its_page(path):
+    """A page at such a name, which its owner points at this machine, could read what it sends (DNS rebinding)."""
+    for local in (True, False):
+        client = server.app(Words(), PAIR, None, local).test_client()
+        ask = client.post if path == "/document" else client.get
+        for host in ("evil.example", "127.0.0.1.evil.example:5000", "localhost.", "[::2]", "[", "10.0.0.1"):
+            answer = ask(path, json={"text": "a"}, headers={"Host": host})
+            refused = answer.status_code == 400 and "is not trusted" in answer.get_json()["error"]
+            assert refused == local, host
+        for host in ("localhost", "LOCALHOST:5000", "127.0.0.1:5000", "[::1]:5000"):
+            assert ask(path, json={"text": "a"}, headers={"Host": host}).status_code == 200, host
+        assert client.get("/languages", headers={"Host": "evil.example"}).status_code == 200
+
+
+@pytest.mark.parametrize(("host", "address"), [("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"), ("::1", "::1")])
+def test_addresses_of_both_versions(host, address):
+    with server.listen(host, 0) as listening:
+        assert listening.getsockname()[0] == address and server.is_local(listening)
+        assert server.address_of(listening).startswith("http://[::1]:" if ":" in host else "http://127.0.0.1:")
+
+
+def test_all_addresses_are_those_of_both_versions():
+    with server.listen("::", 0) as listening:
+        port = listening.getsockname()[1]
+        for address in ("127.0.0.1", "::1"):
+            socket.create_connection((address, port)).close()
+        assert not server.is_local(listening)
+    with server.listen("0.0.0.0", 0) as listening:
+        assert not server.is_local(listening)
+
+
+def test_what_the_program_refuses(tmp_path, capsys):
+    for options, message in [
+        (["--port", 70_000], "--port: expected 0 to 65535, got 70000"),
+        (["--host", ""], "--host: expected an address, got ''"),
+        (["--char-limit", 0], "--char-limit: expected a positive number, got 0"),
+        (["--body-limit", -1], "--body-limit: expected a positive number, got -1"),
+        (["--name", "a/b"], "--name: expected the name of a folder"),
+        (["--port", 0], "nowhere"),
+    ]:
+        assert message in fails(program, ["nowhere", *options], capsys)
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # before it looks for the model
+        assert "Address already in use" in fails(program, ["nowhere", "--port", taken.getsockname()[1]], capsys)
+
+
+PROGRAM = """
+import sys, time
+from serving import Slow
+from trainers import serve
+from trainers.command import run_program
+
+class Long(Slow):
+    def _replies(self, texts, request):
+        if "long" in str(texts):
+            time.sleep(60)
+        return super()._replies(texts, request)
+
+serve.engine = lambda *args, **options: Long()
+run_program(lambda: serve.main(["mine", "--port", "0", *sys.argv[1:]]))
+"""
+
+
+def started(*options):
+    folders = [ROOT, *(ROOT / "tests" / name for name in (".", "extensions/server", "extensions/documents"))]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, *options], env=env, **pipes)
+    first, second, third = (process.stdout.readline().strip() for _ in range(3))
+    assert third == "Ctrl-C stops it", process.stderr.read()
+    return process, first, int(re.fullmatch(r"listening on http://127\.0\.0\.1:(\d+)", second)[1])
+
+
+@pytest.mark.program
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_it_ends_at_once_while_it_works(number, status):
+    process, first, port = started(
+        "--char-limit", "97", "--verbose", "--source-language", "en", "--target-language", "de"
+    )
+    assert first == "mine, version 1: en to de, at most 97 characters, 1,000 texts, 4,194,304 bytes"
+
+    def ask_long():
+        with pytest.raises((OSError, http.client.HTTPException)):
+            post(port, "/translate", {"q": "long"})
+
+    busy = threading.Thread(target=ask_long)
+    busy.start()
+    assert ask(port, "GET", "/health?api_key=secret")[0] == 200
+    began = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(9) == status and time.monotonic() < began + 2
+    busy.join()
+    assert re.fullmatch(r"127\.0\.0\.1 GET /health 200 \d\.\d{3} s\n", process.stderr.read())
+
+
+@pytest.mark.parametrize("kind", ["label", "labels"])
+def test_a_model_of_another_kind_has_its_signatures_only(kind, tmp_path):
+    """As TensorFlow runs them."""
+    tokenizer = tt.Tokenizer.train_from_iterator(["Where is the red door?", "The old woman opens it."] * 53, 310)
+    made = {"label": classifier, "labels": tagger}[kind](tokenizer.vocab_size)
+    options = {"max_length": 19, "labels": ["a", "b", "c"], "by_word": kind == "labels"}
+    tt.TextModel(made, tokenizer, **options).save(tmp_path / "kinds/7")
+    model = ServedModel(tmp_path / "kinds")
+    flask, texts = server.app(model), ["Where is it?", "a", "", "Two doors. " * 29]
+    server.warm_up(flask, model)
+    client = flask.test_client()
+    graph = tf.saved_model.load(str(tmp_path / "kinds/7")).signatures["serving_default"]
+    expected = [text.decode() for text in graph(text=tf.constant(texts))[kind].numpy()]
+    rows = client.post("/v1/models/kinds:predict", json={"instances": texts}).get_json()["predictions"]
+    assert [row[kind] for row in rows] == expected
+    assert client.get("/v1/models/kinds/versions/7").status_code == client.get("/health").status_code == 200
+    assert "POST to /v1/models/kinds:predict" in client.get("/").get_json()["error"]
+    for path in ("/translate", "/document"):
+        assert client.post(path, json={"q": "a", "text": "a"}).status_code == 404
+
+
+@pytest.mark.parametrize("signature", ["translate", "translate_details", "tokenize", "model_info"])
+def test_rows_that_run_in_parts_are_those_that_run_together(signature, saved, monkeypatch):
+    """As TensorFlow runs them, with its padding."""
+    served = ServedModel(saved)
+    graph = served.engine.engine.loaded.signatures[signature]
+    key = "key" if signature == "model_info" else "text"
+    inputs = {key: tf.constant(["a", "The old woman opens the red door.", "n_best", "Two doors.", ""] * 3)}
+    defaults = served.signatures[signature].defaults
+    others = {name: tf.constant(tf.make_ndarray(defaults[name])) for name in defaults}
+    expected = graph(**inputs, **others)
+    turns = []
+    monkeypatch.setattr(Turns, "__enter__", lambda self: turns.append(1))
+    monkeypatch.setattr(Turns, "__exit__", lambda *_: None)
+    monkeypatch.setattr("tf_transformer.extensions.server.model.ROWS", 2)
+    outputs = served.predict(signature, inputs)
+    assert len(turns) == 8
+    for name, value in outputs.items():
+        assert value.shape == expected[name].shape, name
+        if value.dtype == object:
+            assert (value == expected[name].numpy()).all(), name
+        else:
+            np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
