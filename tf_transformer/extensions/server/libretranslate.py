@@ -1,21 +1,23 @@
 """LibreTranslate's API, with its messages: https://github.com/LibreTranslate/LibreTranslate."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from flask import Blueprint, abort, request
-from werkzeug.exceptions import BadRequest
 
 from tf_transformer.extensions.documents.document import FORMATS
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
 from tf_transformer.extensions.server.languages import Detector, known_as, name_of, short
 from tf_transformer.extensions.server.limits import Limits, Rates
 from tf_transformer.extensions.server.model import InTurns
+from tf_transformer.extensions.server.predict import parsed
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.utils.version import __version__
 
 MOST_ALTERNATIVES = 7  # with the best translation as many as a beam of 8 has
+FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 SURROGATES = range(0xD800, 0xE000)
 
 
@@ -41,8 +43,9 @@ class Languages:
     def of_request(self, side: str, code: Any) -> str:
         """Returns a model's code. `side` is source or target."""
         known = self.sources if side == "source" else self.targets
-        code = code or self.defaults[side == "target"] or missing(side)
-        return (known_as(code, known) if isinstance(code, str) else None) or refused(f"{shown(code)} is not supported")
+        code = code or self.defaults[side == "target"] or abort(400, f"Invalid request: missing {side} parameter")
+        meant = known_as(code, known) if isinstance(code, str) else None
+        return meant or abort(400, f"{shown(code)} is not supported")
 
     def detected(self, text: str, sources: bool) -> list[dict[str, Any]]:
         """Returns up to three languages of a text, best first: of the `sources`, or of all."""
@@ -85,7 +88,8 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
 
     @api.get("/spec")
     def spec() -> Any:
-        return SPEC
+        described = json.loads((Path(__file__).parent / "spec.json").read_text(encoding="utf-8"))
+        return {**described, "info": {**described["info"], "version": __version__}}
 
     @api.post("/suggest")
     def suggest() -> Any:
@@ -106,14 +110,14 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
         texts, several = texts_of(body)
         kind = body.get("format") or "text"
         if kind not in FORMATS:
-            refused(f"{shown(kind)} format is not supported")
+            abort(400, f"{shown(kind)} format is not supported")
         count = number_of(body.get("alternatives"))
         target, source = languages.of_request("target", body.get("target")), body.get("source")
         detected = languages.detected(" ".join(texts), sources=True)[0] if source == "auto" else None
         source = detected["language"] if detected else languages.of_request("source", source)
         chosen = search | (dict(zip(LANGUAGES, (source, target), strict=True)) if engine.languages else {})
         sentences = sentences_in(short(source))
-        outputs = engine.document(texts, kind, sentences, **chosen)
+        outputs = engine.document(texts, kind, sentences=sentences, **chosen)
         reply: dict[str, Any] = {"translatedText": outputs}
         if count:
             one = [kind == "text" and len(Marked(text).sentences(sentences)) == 1 for text in texts]
@@ -127,15 +131,16 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
 
     def texts_of(body: Mapping[str, Any]) -> tuple[list[str], bool]:
         """Returns the texts of a request, and whether it has a list of them."""
-        texts = body.get("q") or missing("q")
+        texts = body.get("q") or abort(400, "Invalid request: missing q parameter")
         several = isinstance(texts, list)
         texts = texts if several else [texts]
         if not all(isinstance(text, str) for text in texts):
-            refused("Invalid request: q parameter is not a text or a list of texts")
+            abort(400, "Invalid request: q parameter is not a text or a list of texts")
         if any(ord(letter) in SURROGATES for text in texts for letter in {*text}):
-            refused("Invalid request: q parameter has half of a surrogate pair")
+            abort(400, "Invalid request: q parameter has half of a surrogate pair")
         limits.check(texts)
-        rates.add(request.remote_addr or "", len(texts) - 1)
+        if len(texts) > 1:
+            rates.spend(request.remote_addr or "", len(texts) - 1)
         return texts, several
 
     def alternatives(text: str, output: str, count: int, options: Mapping[str, Any]) -> list[str]:
@@ -155,70 +160,24 @@ def body_of_request() -> Mapping[str, Any]:
         # Clients with other libraries' habits send JSON without its type.
         if request.mimetype not in FORMS and request.get_data()[:1] in (b"{", b"["):
             got = request.mimetype or "none"
-            refused(f"Content-Type: expected application/json, or that of a form, got {shown(got)}")
+            abort(400, f"Content-Type: expected application/json, or that of a form, got {shown(got)}")
         fields = request.values.to_dict()
         # Browsers end the lines of forms as e-mails do, LibreTranslate's limits count them once.
         return {name: value.replace("\r\n", "\n") for name, value in fields.items()}
     body = parsed(request.get_data())
     if not isinstance(body, dict):
-        refused(f"Invalid JSON format: expected an object, got {shown(body)}")
+        abort(400, f"Invalid JSON format: expected an object, got {shown(body)}")
     return body
-
-
-FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
-
-
-def parsed(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except ValueError as error:
-        raise BadRequest(f"expected JSON, got something else: {error}") from error
 
 
 def number_of(value: Any) -> int:
     """Returns a number of alternatives. Forms have strings."""
     try:
         return 0 if value in (None, "") else max(0, min(int(value), MOST_ALTERNATIVES))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise BadRequest("Invalid request: alternatives parameter is not a number") from error
-
-
-def missing(name: str) -> Any:
-    raise BadRequest(f"Invalid request: missing {name} parameter")
-
-
-def refused(message: str) -> Any:
-    raise BadRequest(message)
+    except (ValueError, TypeError, OverflowError):
+        abort(400, "Invalid request: alternatives parameter is not a number")
 
 
 def shown(value: Any) -> str:
     """Returns a value of a request for an error message: at most 99 characters of one line."""
     return (value if isinstance(value, str) and value.isprintable() else json.dumps(value))[:99]
-
-
-def described(summary: str, parameters: Sequence[tuple[str, str, bool]], schema: Any) -> dict[str, Any]:
-    """Returns a POST request of the API's description."""
-    fields = [{"in": "formData", "name": name, "type": kind, "required": needed} for name, kind, needed in parameters]
-    answers = {"200": {"description": "OK", "schema": schema}}
-    error = {"schema": {"type": "object", "properties": {"error": {"type": "string"}}}}
-    answers |= {
-        status: {"description": what, **error} for status, what in (("400", "Invalid request"), ("429", "Slow down"))
-    }
-    consumes = ["application/json", *FORMS]
-    return {"post": {"summary": summary, "consumes": consumes, "parameters": fields, "responses": answers}}
-
-
-LANGUAGE = {"type": "object", "properties": {"confidence": {"type": "number"}, "language": {"type": "string"}}}
-TRANSLATED = {"translatedText": {}, "alternatives": {"type": "array"}, "detectedLanguage": LANGUAGE}
-OF_TRANSLATE = [("q", "string", True), ("source", "string", True), ("target", "string", True)]
-OF_TRANSLATE += [("format", "string", False), ("alternatives", "integer", False), ("api_key", "string", False)]
-READ = {"get": {"responses": {"200": {"description": "OK"}}}}
-SPEC = {
-    "swagger": "2.0",
-    "info": {"title": "LibreTranslate's API", "version": __version__},
-    "paths": {
-        "/translate": described("Translate texts", OF_TRANSLATE, {"type": "object", "properties": TRANSLATED}),
-        "/detect": described("Detect a language", [("q", "string", True)], {"type": "array", "items": LANGUAGE}),
-        **dict.fromkeys(("/languages", "/health", "/frontend/settings"), READ),
-    },
-}

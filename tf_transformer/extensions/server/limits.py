@@ -4,7 +4,6 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 
@@ -70,12 +69,6 @@ class Rates:
                 raise TooManyRequests(f"Slowdown: {self._limit} per 1 minute", retry_after=math.ceil(wait))
             times.extend([now] * count)
 
-    def add(self, address: str, count: int) -> None:
-        """Adds requests of a client that `spend` has let in."""
-        if self._limit >= 0:
-            with self._lock:
-                self._times.setdefault(network(address), deque()).extend([time.monotonic()] * count)
-
 
 def network(address: str) -> str:
     """Returns what an address has in common with others of its client: a person has 2**64 addresses of version 6."""
@@ -86,8 +79,3 @@ def network(address: str) -> str:
     if not isinstance(ip, IPv6Address):
         return str(ip)
     return str(ip.ipv4_mapped or ip.packed[:8].hex())
-
-
-def characters(values: Iterable[bytes]) -> list[str]:
-    """Returns byte strings as texts, for `Limits.check`."""
-    return [value.decode("utf-8", "replace") for value in values]

@@ -8,15 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.extensions.documents.marked import Marked, sentences_in
-from tf_transformer.extensions.server.languages import short
 from tf_transformer.inference.alignment import Aligned
 from tf_transformer.inference.engine import UNUSED, Engine, Hypothesis, Request, TranslationResult, strings_in
 from tf_transformer.inference.loading import load
@@ -32,6 +30,7 @@ ROWS = 32  # of a request to a graph that run together
 # TensorFlow's Python, unlike a server, adds these to the graph's error messages.
 AROUND = re.compile(r"^Graph execution error:.*<stack traces unavailable>\n| \[Op:\w+\]\s*$", re.DOTALL)
 TEXT, NUMBER, COUNT, FLAG = (tf.TensorSpec([None], dtype) for dtype in (tf.string, tf.float32, tf.int32, tf.bool))
+Ports = dict[str, tf.TensorSpec]
 # Whether the client of this thread's request has closed its connection.
 client_left: ContextVar[Callable[[], bool]] = ContextVar("client_left", default=lambda: False)
 
@@ -108,23 +107,6 @@ class InTurns(Engine):
             return list(self.engine._aligned(texts, request))
 
 
-class Function(NamedTuple):
-    """A signature's function."""
-
-    answer: Callable[..., list[dict[str, Any]]]  # from columns of the inputs, by name, to rows of the outputs
-    inputs: dict[str, tf.TensorSpec]  # the texts first
-    outputs: dict[str, tf.TensorSpec]
-
-    def signature(self) -> Any:
-        """Returns the `SignatureDef` that a SavedModel would have."""
-        made = meta_graph_pb2.SignatureDef(method_name="tensorflow/serving/predict")
-        for ports, specs in ((made.inputs, self.inputs), (made.outputs, self.outputs)):
-            for name, spec in specs.items():
-                ports[name].name, ports[name].dtype = f"{name}:0", spec.dtype.as_datatype_enum
-                ports[name].tensor_shape.CopyFrom(spec.shape.as_proto())
-        return made
-
-
 class EngineSignatures:
     """Signatures serving_default, translate and model_info of the contract (savedmodels/README.md) for any engine.
 
@@ -133,22 +115,22 @@ class EngineSignatures:
 
     def __init__(self, engine: Engine, name: str, version: int) -> None:
         self._engine, self._beams = engine, engine.options.get("beam_size", 1)
-        self._metadata = {**engine.metadata, "name": name, "version": version}
         languages = LANGUAGES if engine.languages else ()
-        if languages:
-            self._metadata["languages"] = ", ".join(engine.languages)
+        known = {"languages": ", ".join(engine.languages)} if languages else {}
+        self._metadata = {**engine.metadata, **known, "name": name, "version": version}
         kinds = {"float32": NUMBER, "int32": COUNT}
         options = {name: kinds[SEARCH_OPTIONS[name].dtype] for name in engine.call_options}
         best = {"translations": TEXT, "scores": NUMBER, "log_probs": NUMBER, "finished": FLAG, "lengths": COUNT}
         best = {name: tf.TensorSpec([None, self._beams], spec.dtype) for name, spec in best.items()}
-        one = {"translation": TEXT, "score": NUMBER, "truncated": FLAG}
-        every = {**best, "source_length": COUNT, "truncated": FLAG}
-        self._functions = {
-            DEFAULT_SIGNATURE: Function(self._default, {"text": TEXT}, one),
-            "translate": Function(self._translate, {"text": TEXT, **options, **dict.fromkeys(languages, TEXT)}, every),
-            "model_info": Function(self._info, {"key": TEXT}, {"value": TEXT}),
+        self._ports: dict[str, tuple[Ports, Ports]] = {  # inputs, of which texts are the first, and outputs
+            DEFAULT_SIGNATURE: ({"text": TEXT}, {"translation": TEXT, "score": NUMBER, "truncated": FLAG}),
+            "translate": (
+                {"text": TEXT, **options, **dict.fromkeys(languages, TEXT)},
+                {**best, "source_length": COUNT, "truncated": FLAG},
+            ),
+            "model_info": ({"key": TEXT}, {"value": TEXT}),
         }
-        self.signatures = {name: function.signature() for name, function in self._functions.items()}
+        self.signatures = {name: signature_of(*ports) for name, ports in self._ports.items()}
         defaults = self.signatures["translate"].defaults
         for name in options:
             value = engine.options.get(name, SEARCH_OPTIONS[name].default)
@@ -158,56 +140,61 @@ class EngineSignatures:
 
     def __call__(self, name: str, inputs: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
         """Runs a signature. Raises `ValueError` if an input has the wrong shape or dtype."""
-        function = self._functions[name]
-        for port, spec in function.inputs.items():
+        expected, outputs = self._ports[name]
+        for port, spec in expected.items():
             if not spec.is_compatible_with(inputs[port]):
                 dtype, shape = inputs[port].dtype.name, inputs[port].shape
                 raise ValueError(f"{port}: expected {spec.dtype.name} of the shape [batch], got {dtype} of {shape}")
-        size = len(inputs[next(iter(function.inputs))])
+        size = len(inputs[next(iter(expected))])
         for port, value in inputs.items():
             if len(value) not in (1, size):
                 raise ValueError(f"{port}: expected a vector of length 1 or of the batch size {size}, got {len(value)}")
-        rows = function.answer(
-            **{port: np.broadcast_to(value.numpy(), [size]).tolist() for port, value in inputs.items()}
-        )
+        columns = {port: np.broadcast_to(value.numpy(), [size]).tolist() for port, value in inputs.items()}
+        if name == "model_info":
+            values = [self._metadata.get(key.decode("utf-8", "replace"), "") for key in columns["key"]]
+            rows = [{"value": str(value).encode()} for value in values]
+        else:
+            rows = self._translated(columns.pop("text"), self._beams if name == "translate" else None, columns)
         return {
             port: np.array([row[port] for row in rows], spec.dtype.as_numpy_dtype).reshape([size, *spec.shape[1:]])
-            for port, spec in function.outputs.items()
+            for port, spec in outputs.items()
         }
 
-    def _default(self, text: list[bytes]) -> list[dict[str, Any]]:
-        replies = self._engine.replies(text)
-        return [
-            {"translation": each.text.encode(), "score": each.score, "truncated": each.truncated} for each in replies
-        ]
-
-    def _translate(self, text: list[bytes], **options: list[Any]) -> list[dict[str, Any]]:
+    def _translated(self, texts: list[bytes], n: int | None, options: dict[str, list[Any]]) -> list[dict[str, Any]]:
         groups: dict[tuple[Any, ...], list[int]] = {}  # rows with the same options
-        for i, values in enumerate(zip(*options.values(), strict=True) if options else [()] * len(text)):
-            groups.setdefault(values, []).append(i)
+        for i in range(len(texts)):
+            groups.setdefault(tuple(values[i] for values in options.values()), []).append(i)
         rows: dict[int, dict[str, Any]] = {}
-        for values, places in groups.items():
-            replies = self._replies([text[i] for i in places], dict(zip(options, values, strict=True)))
-            rows.update(zip(places, map(self._row, replies), strict=True))
-        return [rows[i] for i in range(len(text))]
+        for values, indices in groups.items():
+            replies = self._replies([texts[i] for i in indices], n, dict(zip(options, values, strict=True)))
+            rows.update(zip(indices, map(self._row, replies), strict=True))
+        return [rows[i] for i in range(len(texts))]
 
-    def _replies(self, texts: list[bytes], options: dict[str, Any]) -> list[TranslationResult]:
+    def _replies(self, texts: list[bytes], n: int | None, options: dict[str, Any]) -> list[TranslationResult]:
         # As in a SavedModel, options out of range are clipped, NaN means the default, and an unknown language reads
         # nothing.
         languages = {name: options.pop(name).decode("utf-8", "replace") for name in LANGUAGES if name in options}
         if not set(languages.values()) <= set(self._engine.languages):
             return [TranslationResult(text, (Hypothesis("", 0.0, 0.0, False, 0),), 0, True) for text in texts]
-        return self._engine.replies(texts, self._beams, **self._engine.clipped(options), **languages)
+        return self._engine.replies(texts, n, **self._engine.clipped(options), **languages)
 
     def _row(self, reply: TranslationResult) -> dict[str, Any]:
         rows = [(one.text.encode(), *one[1:]) for one in reply.hypotheses]
         rows += [(b"", UNUSED, UNUSED, False, 0)] * (self._beams - len(rows))
         names = ("translations", "scores", "log_probs", "finished", "lengths")
         best = dict(zip(names, zip(*rows, strict=True), strict=True))
-        return {**best, "source_length": reply.length, "truncated": reply.truncated}
+        first = {"translation": rows[0][0], "score": reply.score, "truncated": reply.truncated}
+        return {**best, **first, "source_length": reply.length}
 
-    def _info(self, key: list[bytes]) -> list[dict[str, Any]]:
-        return [{"value": str(self._metadata.get(each.decode("utf-8", "replace"), "")).encode()} for each in key]
+
+def signature_of(inputs: Ports, outputs: Ports) -> Any:
+    """Returns the `SignatureDef` that a SavedModel would have."""
+    made = meta_graph_pb2.SignatureDef(method_name="tensorflow/serving/predict")
+    for ports, specs in ((made.inputs, inputs), (made.outputs, outputs)):
+        for name, spec in specs.items():
+            ports[name].name, ports[name].dtype = f"{name}:0", spec.dtype.as_datatype_enum
+            ports[name].tensor_shape.CopyFrom(spec.shape.as_proto())
+    return made
 
 
 class GraphSignatures:
@@ -277,11 +264,11 @@ class ServedModel:
             if not engine.translates:
                 raise BadInput("serve: expected a translator, got a parser. Export it, and serve its SavedModel.")
             self.engine = InTurns(engine, turns)
-        if stored is None:
-            self._export: Any = EngineSignatures(self.engine, self.name, self.version)
-        else:
+        if stored is not None:
             loaded = self.engine.engine.loaded if self.engine else load_graph(str(path))  # type: ignore[attr-defined]
-            self._export = GraphSignatures(loaded, stored, turns)
+            self._export: Any = GraphSignatures(loaded, stored, turns)
+        elif self.engine:
+            self._export = EngineSignatures(self.engine, self.name, self.version)
         self.signatures = self._export.signatures
 
     def warm_up(self) -> None:
@@ -335,17 +322,6 @@ class ServedModel:
         except (TypeError, ValueError) as error:  # Python checks ranks and dtypes before the graph does
             raise ServingError("INVALID_ARGUMENT", str(error)) from error
         return {key: outputs[key] for key in output_filter or sorted(outputs)}
-
-    def document(self, text: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Translates a plain text, like `Engine.document`. Returns its sentences, and what is between translations."""
-        engine = self.engine
-        language = options.get("source_language", engine.metadata.get("source_language", ""))
-        marked = Marked(text).with_placeholders()
-        spans = marked.sentences(sentences_in(short(str(language))))
-        sources = [text[start:end] for start, end in spans]
-        translations = engine.document(sources, sentences=lambda line: [line], **options)
-        between = marked.between(spans, translations)
-        return {"sources": sources, "translations": translations, "between": between}
 
 
 def stored_signatures(folder: Path) -> dict[str, Any]:

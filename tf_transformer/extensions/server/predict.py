@@ -7,6 +7,7 @@ is a one-line error here: what was expected, and what arrived.
 import base64
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,8 +16,11 @@ from flask import Blueprint, Response, abort, render_template, request
 from google.protobuf.json_format import MessageToDict
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.extensions.server.limits import Limits, characters
+from tf_transformer.extensions.documents.marked import Marked, sentences_in
+from tf_transformer.extensions.server.languages import short
+from tf_transformer.extensions.server.limits import Limits
 from tf_transformer.extensions.server.model import DEFAULT_SIGNATURE, ServedModel, ServingError
+from tf_transformer.inference.engine import Engine
 from tf_transformer.tokenizers.languages import LANGUAGES
 
 MODEL = r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?"
@@ -55,16 +59,27 @@ def routes(model: ServedModel, limits: Limits) -> Blueprint:
     def document() -> Any:
         if not model.engine:
             abort(404)
-        body = _parsed(request.get_data())
+        body = parsed(request.get_data())
         if not isinstance(body, dict) or not isinstance(body.get("text"), str):
             _invalid(f"expected an object with a text and options, got {_shown(body)}")
         limits.check([body["text"]])
         try:
-            return model.document(body.pop("text"), body)
+            return translated(model.engine, body.pop("text"), body)
         except TypeError as error:  # an unknown option
             _invalid(str(error))
 
     return api
+
+
+def translated(engine: Engine, text: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Translates a plain text, like `Engine.document`. Returns its sentences, and what is between translations."""
+    language = options.get("source_language", engine.metadata.get("source_language", ""))
+    marked = Marked(text).with_placeholders()
+    spans = marked.sentences(sentences_in(short(str(language))))
+    sources = [text[start:end] for start, end in spans]
+    translations = engine.document(sources, sentences=lambda line: [line], **options)
+    between = marked.between(spans, translations)
+    return {"sources": sources, "translations": translations, "between": between}
 
 
 def _answer(model: ServedModel, limits: Limits) -> dict[str, Any]:
@@ -98,7 +113,7 @@ def metadata(model: ServedModel) -> dict[str, Any]:
 
 def read_request(model: ServedModel, body: bytes, limits: Limits) -> tuple[str, dict[str, tf.Tensor], bool]:
     """Converts JSON to a signature's name, tensors by name, and whether request and response are row by row."""
-    content = _parsed(body)
+    content = parsed(body)
     if not isinstance(content, dict) or len(content.keys() & {"instances", "inputs"}) != 1:
         _invalid(f"expected an object with either instances or inputs, got {_shown(content)}")
     name = content.get("signature_name", "")
@@ -113,13 +128,15 @@ def read_request(model: ServedModel, body: bytes, limits: Limits) -> tuple[str, 
         _invalid(f"inputs: expected values for {', '.join(dtypes)}, got none for {', '.join(sorted(missing))}")
     read = {key: _read(key, values[key], dtype) for key, dtype in dtypes.items()}
     for key, (shape, flat) in read.items():
-        limits.check(characters(flat) if dtypes[key] == tf.string else [""] * (shape or [1])[0])
+        is_text = dtypes[key] == tf.string
+        limits.check([text.decode("utf-8", "replace") for text in flat] if is_text else [""] * (shape or [1])[0])
     return name, {key: tf.constant(flat, dtypes[key], shape) for key, (shape, flat) in read.items()}, by_row
 
 
-def _parsed(body: bytes) -> Any:
+def parsed(body: bytes) -> Any:
+    """Returns the JSON of a body."""
     try:
-        # Like the server, pass through bytes that are not UTF-8.
+        # Like TensorFlow Serving, pass through bytes that are not UTF-8.
         return json.loads(body.decode("utf-8", "surrogateescape"))
     except ValueError as error:
         _invalid(f"expected JSON, got something else: {error}")
