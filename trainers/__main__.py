@@ -16,7 +16,7 @@ PROGRAMS = {
     "prepare": "tokenize a large corpus once, into records for training",
     "evaluate": "score translations or models against references",
     "translate": "translate or parse texts with an export, a run or a checkpoint",
-    "serve": "serve an export, a run or a checkpoint by LibreTranslate's API",
+    "serve": "serve a model over HTTP: a page, TensorFlow Serving's REST and LibreTranslate's API",
     "attention": "draw a model's attention weights",
     "export": "export a run or a pretrained checkpoint, as a SavedModel or for other engines",
     "check": "check that an export can be served",
