@@ -41,6 +41,7 @@ FIELDS = {
     "format": [1, ["text"], "pdf", "HTML", "text\n"],
     "alternatives": ["x", [1], {}, "1e3", "--1", "9" * 5_000, float("nan"), float("inf")],
 }
+LOCAL = b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
 CHUNKED = b"POST /translate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 HTTP = {
     "no HTTP": (b"hello\r\n\r\n", 400),
@@ -57,6 +58,9 @@ HTTP = {
     "long header": (b"GET / HTTP/1.1\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", 431),
     "long path": (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 431),
     "a path upwards": (b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+    "a version of many digits": (b"GET /v1/models/model/versions/" + b"9" * 9_000 + LOCAL, 400),
+    "a model of a long name": (b"GET /v1/models/" + b"a" * 9_000 + LOCAL, 400),
+    "a model of two lines": (b"GET /v1/models/a%0Ab" + LOCAL, 400),
     "negative length": (b"POST /translate HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
     "two lengths": (b"POST /translate HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\na", 400),
     "too large": (b"POST /translate HTTP/1.1\r\nContent-Length: 999999999\r\n\r\na", 413),

@@ -59,6 +59,7 @@ def test_turns_are_in_order_of_arrival():
         for thread in threads:
             thread.start()
             time.sleep(0.02)
+        assert not order
     for thread in threads:
         thread.join()
     assert order == list(range(7))

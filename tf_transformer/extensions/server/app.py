@@ -66,7 +66,7 @@ def app(
         local: Whether the page and predict are only served under this machine's names. Otherwise a foreign page could
             make a browser send requests to a server that only its machine can reach (DNS rebinding).
     """
-    served = model if isinstance(model, ServedModel) else ServedModel("model", opened=lambda _: model)
+    served = model if isinstance(model, ServedModel) else ServedModel(model)
     limits = limits or Limits()
     flask, rates = Flask(__name__, static_folder=None, template_folder="."), Rates(limits.requests)
     flask.json, flask.url_map.merge_slashes, flask.url_map.strict_slashes = UnicodeJSON(flask), False, False
@@ -128,9 +128,10 @@ def answer_to(error: Exception) -> Any:
 def warm_up(flask: Flask, model: ServedModel) -> None:
     """Calls what is served once, since first calls take seconds."""
     model.warm_up()
+    address = {"REMOTE_ADDR": "::"}  # Its rate is nobody's.
     for body in ({"alternatives": 1}, {"alternatives": libretranslate.MOST_ALTERNATIVES}, {"format": "html"}):
         languages = dict(zip(("source", "target"), model.engine.languages, strict=False)) if model.engine else {}
-        flask.test_client().post("/translate", json={"q": "A <b>b</b>.", **languages, **body})
+        flask.test_client().post("/translate", json={"q": "A <b>b</b>.", **languages, **body}, environ_base=address)
 
 
 class JSONErrorTask(ErrorTask):

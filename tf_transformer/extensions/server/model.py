@@ -234,10 +234,10 @@ def joined(parts: list[np.ndarray]) -> np.ndarray:
 
 
 class ServedModel:
-    """A model under a name, by default its folder's.
+    """A model under a name, by default that of its directory.
 
     Args:
-        folder: As in `tt.load`. A SavedModel of another kind than a translator's has only its signatures.
+        model: Path as in `tt.load`, or a translator. A SavedModel of another kind has only its signatures.
         name: Name in requests.
         opened: Function that opens a translator, such as `tt.load`.
 
@@ -248,19 +248,21 @@ class ServedModel:
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        model: str | os.PathLike[str] | Engine,
         name: str | None = None,
         opened: Callable[[Any], Engine] = load,
     ) -> None:
-        path = None if "://" in os.fspath(folder) else newest(user_path(folder), *EXPORTS)
-        where = Path(os.fspath(folder)) if "://" in os.fspath(folder) else (path or user_path(folder)).resolve()
+        path, where = None, Path("model" if isinstance(model, Engine) else os.fspath(model))
+        if not isinstance(model, Engine) and "://" not in os.fspath(model):
+            path = newest(user_path(model), *EXPORTS)
+            where = (path or user_path(model)).resolve()
         numbered = is_version(where.name)
         self.name = name or (where.parent if numbered else where).name or "model"
         self.version = int(where.name) if numbered else 1
         self.engine: InTurns | None = None
         turns, stored = Turns(), stored_signatures(path) if path and (path / SAVED_MODEL).is_file() else None
         if stored is None or {"translate", "model_info"} <= stored.keys():
-            engine = opened(folder)
+            engine = model if isinstance(model, Engine) else opened(model)
             if not engine.translates:
                 raise BadInput("serve: expected a translator, got a parser. Export it, and serve its SavedModel.")
             self.engine = InTurns(engine, turns)

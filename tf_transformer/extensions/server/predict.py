@@ -23,7 +23,7 @@ from tf_transformer.extensions.server.model import DEFAULT_SIGNATURE, ServedMode
 from tf_transformer.inference.engine import Engine
 from tf_transformer.tokenizers.languages import LANGUAGES
 
-MODEL = r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?"
+MODEL = r"/v1/models/([^/:\x00-\x1f]{1,256})(?:/versions/([0-9]{1,18})|/labels/([^/:\x00-\x1f]{1,256}))?"
 PATHS = {"POST": re.compile(MODEL + "(:predict)"), "GET": re.compile(MODEL + "(/metadata)?")}
 # The page contains its style and script, and connects only to this server.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
