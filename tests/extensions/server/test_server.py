@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import ClassVar
 
 import pytest
 
@@ -127,6 +128,14 @@ def test_addresses_of_both_versions(host, address):
         assert server.address_of(listening).startswith("http://[::1]:" if ":" in host else "http://127.0.0.1:")
 
 
+def test_a_name_of_both_versions_is_that_of_version_4(monkeypatch):
+    kinds = [(socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1")]
+    found = [(family, socket.SOCK_STREAM, 0, "", (address, 0)) for family, address in kinds]
+    monkeypatch.setattr(server.socket, "getaddrinfo", lambda *_, **__: found)
+    with server.listen("name.example", 0) as listening:
+        assert listening.getsockname()[0] == "127.0.0.1"
+
+
 def test_all_addresses_are_those_of_both_versions():
     with server.listen("::", 0) as listening:
         port = listening.getsockname()[1]
@@ -198,6 +207,28 @@ def test_it_ends_at_once_while_it_works(number, status):
     assert process.wait(9) == status and time.monotonic() < began + 2
     busy.join()
     assert re.fullmatch(r"127\.0\.0\.1 GET /health 200 \d\.\d{3} s\n", process.stderr.read())
+
+
+def test_what_is_served_is_called_before(saved):
+    """Whatever the limits: the best output, the n best of few and of many beams, and alignments."""
+
+    class Recording(Words):
+        called: ClassVar = []
+
+        def _replies(self, texts, request):
+            self.called.append((request.n, request.options.get("beam_size")))
+            return super()._replies(texts, request)
+
+        def _aligned(self, texts, request):
+            self.called.append("aligned")
+            return super()._aligned(texts, request)
+
+    limits = server.Limits(requests=1)
+    model = ServedModel(Recording(aligns=True))
+    flask = server.app(model, PAIR, limits)
+    server.warm_up(flask, model)
+    assert {(None, None), (2, 2), (8, 8), "aligned"} <= set(Recording.called)
+    assert flask.test_client().post("/translate", json={"q": "a"}).status_code == 200
 
 
 @pytest.mark.parametrize("kind", ["label", "labels"])
