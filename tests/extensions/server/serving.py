@@ -56,13 +56,13 @@ def serve(engine, limits=None, **options):
 
 
 def post(port, path, body, kind="application/json"):
-    """The status and the JSON of an answer."""
+    """Returns the status and the JSON of a response."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return ask(port, "POST", path, data, {"Content-Type": kind})[:2]
 
 
 def ask(port, method, path, body=None, headers=None):
-    """The status, the JSON and the headers of an answer."""
+    """Returns the status, the JSON and the headers of a response."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
         connection.request(method, path, body, headers or {})
@@ -74,7 +74,7 @@ def ask(port, method, path, body=None, headers=None):
 
 
 def raw(port, request):
-    """The status and the JSON of the answer to these bytes."""
+    """Returns the status and the JSON of the response to these bytes."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         connection.sendall(request)
         answer = http.client.HTTPResponse(connection)

@@ -1,4 +1,4 @@
-"""Requests that are no requests: each has its status and one line of JSON, none ends the server."""
+"""Hostile requests: each has its status and one line of JSON, and none stops the server."""
 
 import json
 

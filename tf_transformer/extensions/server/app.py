@@ -62,7 +62,7 @@ def app(
         model: A served model, or a translator.
         options: Options of the engine's calls for LibreTranslate's API, with the languages of a model that does not
             store them.
-        limits: What a request may have.
+        limits: Limits of requests.
         local: Whether the page and predict are only served under this machine's names. Otherwise a foreign page could
             make a browser send requests to a server that only its machine can reach (DNS rebinding).
     """
@@ -110,7 +110,7 @@ def check_host() -> None:
 
 
 def answer_to(error: Exception) -> Any:
-    """Returns an error's response, in one line. What failed is logged without its message, which may have the text."""
+    """Returns the response of an error. The log omits its message, which may quote the text of the request."""
     if isinstance(error, HTTPException):
         headers = {name: value for name, value in error.get_headers() if name in ("Allow", "Retry-After")}
         return {"error": error.description}, error.code, headers
@@ -126,16 +126,16 @@ def answer_to(error: Exception) -> Any:
 
 
 def warm_up(flask: Flask, model: ServedModel) -> None:
-    """Calls what is served once, since first calls take seconds."""
+    """Calls each function of the server once, since first calls take seconds."""
     model.warm_up()
-    address = {"REMOTE_ADDR": "::"}  # Its rate is nobody's.
+    address = {"REMOTE_ADDR": "::"}  # It must not count as one of the client's requests.
     for body in ({"alternatives": 1}, {"alternatives": libretranslate.MOST_ALTERNATIVES}, {"format": "html"}):
         languages = dict(zip(("source", "target"), model.engine.languages, strict=False)) if model.engine else {}
         flask.test_client().post("/translate", json={"q": "A <b>b</b>.", **languages, **body}, environ_base=address)
 
 
 class JSONErrorTask(ErrorTask):
-    """Answers what is no HTTP, or too large, like the application: in JSON."""
+    """Sends errors of HTTP, such as a body that is too large, in JSON, like the application."""
 
     def execute(self) -> None:
         error = self.request.error
@@ -147,7 +147,7 @@ class JSONErrorTask(ErrorTask):
 
 
 class Channel(HTTPChannel):
-    """A connection. One whose request does not arrive in time is closed, however slowly its bytes come."""
+    """A connection, which is closed if a request takes longer to arrive than `SECONDS`, even if bytes still come."""
 
     error_task_class = JSONErrorTask
     began = 0.0
@@ -162,7 +162,7 @@ class Channel(HTTPChannel):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Binds a port of an address or a name, of version 4 if it has both. `::` means all of both versions."""
+    """Binds a port of an address or a name. IPv4 comes first. `::` means all addresses of both versions."""
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, *_, address = min(addresses, key=lambda each: each[0] != socket.AF_INET)
     both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
@@ -179,7 +179,7 @@ def http_server(flask: Flask, listening: socket.socket, limits: Limits) -> Any:
         channel_timeout=SECONDS,
         max_request_header_size=HEADER,
         max_request_body_size=limits.body + 1,
-        channel_request_lookahead=1,  # reads on during a request, and so sees that its client has left
+        channel_request_lookahead=1,  # reads during a request, which shows that its client has left
         asyncore_use_poll=hasattr(select, "poll"),
         log_socket_errors=False,
         ident=None,
@@ -205,5 +205,5 @@ def address_of(listening: socket.socket) -> str:
 
 
 def is_local(listening: socket.socket) -> bool:
-    """Returns whether only this machine can reach it."""
+    """Returns whether only this machine can connect."""
     return str(listening.getsockname()[0]).startswith(("127.", "::1"))

@@ -16,7 +16,7 @@ from tf_transformer.extensions.server.predict import parsed
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.utils.version import __version__
 
-MOST_ALTERNATIVES = 7  # with the best translation as many as a beam of 8 has
+MOST_ALTERNATIVES = 7  # plus the best translation fill a beam of 8
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 SURROGATES = range(0xD800, 0xE000)
 
@@ -157,12 +157,11 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
 def body_of_request() -> Mapping[str, Any]:
     """Returns the fields of a request, of JSON or of a form."""
     if not request.is_json:
-        # Clients with other libraries' habits send JSON without its type.
         if request.mimetype not in FORMS and request.get_data()[:1] in (b"{", b"["):
             got = request.mimetype or "none"
             abort(400, f"Content-Type: expected application/json, or that of a form, got {shown(got)}")
         fields = request.values.to_dict()
-        # Browsers end the lines of forms as e-mails do, LibreTranslate's limits count them once.
+        # As LibreTranslate does: browsers send two characters for the end of a line, which would count twice.
         return {name: value.replace("\r\n", "\n") for name, value in fields.items()}
     body = parsed(request.get_data())
     if not isinstance(body, dict):
@@ -179,5 +178,5 @@ def number_of(value: Any) -> int:
 
 
 def shown(value: Any) -> str:
-    """Returns a value of a request for an error message: at most 99 characters of one line."""
+    """Formats a value of a request for an error message, in one line of at most 99 characters."""
     return (value if isinstance(value, str) and value.isprintable() else json.dumps(value))[:99]

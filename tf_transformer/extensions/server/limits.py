@@ -15,7 +15,7 @@ MANY = 10_000  # clients
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may have. -1 means no limit.
+    """Limits of a request. -1 means no limit.
 
     Attributes:
         chars: Characters of a text.
@@ -54,7 +54,7 @@ class Rates:
         self._times: dict[str, deque[float]] = {}
 
     def spend(self, address: str, count: int = 1) -> None:
-        """Adds requests of a client. Raises `TooManyRequests` if it had as many as it may before."""
+        """Adds requests of a client. Raises `TooManyRequests` if it has reached the limit before."""
         if self._limit < 0:
             return
         client, now = network(address), time.monotonic()
@@ -71,7 +71,7 @@ class Rates:
 
 
 def network(address: str) -> str:
-    """Returns what an address has in common with others of its client: a person has 2**64 addresses of version 6."""
+    """Returns the network of an address. A client of IPv6 has a network of 2**64 addresses."""
     try:
         ip = ip_address(address.partition("%")[0])
     except ValueError:

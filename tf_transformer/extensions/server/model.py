@@ -26,7 +26,7 @@ from tf_transformer.utils.reading import reading
 from tf_transformer.utils.values import BadInput, Count
 
 DEFAULT_SIGNATURE = "serving_default"
-ROWS = 32  # of a request to a graph that run together
+ROWS = 32  # rows of a request that a graph runs together
 # TensorFlow's Python, unlike a server, adds these to the graph's error messages.
 AROUND = re.compile(r"^Graph execution error:.*<stack traces unavailable>\n| \[Op:\w+\]\s*$", re.DOTALL)
 TEXT, NUMBER, COUNT, FLAG = (tf.TensorSpec([None], dtype) for dtype in (tf.string, tf.float32, tf.int32, tf.bool))
@@ -45,14 +45,14 @@ class ServingError(Exception):
 
 
 class ClientLeft(Exception):
-    """The client of a request has closed its connection, so the rest of its work is dropped."""
+    """The client of a request has closed its connection. The rest of its work is dropped."""
 
 
 class Turns:
     """A lock that threads get in the order in which they asked, unlike `threading.Lock`.
 
-    A request takes it for each batch, so that a long one does not hold the others. It raises `ClientLeft` if nobody
-    waits for the batch.
+    A request takes it for each batch, so that a long one does not hold the others. It raises `ClientLeft` if the
+    client has left.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Turns:
 
 
 class InTurns(Engine):
-    """An engine that takes a turn for each batch. Texts are tokenized within it, documents are read outside."""
+    """An engine that takes a turn for each batch. Documents are parsed outside of the turns."""
 
     def __init__(self, engine: Engine, turns: Turns) -> None:
         self.engine, self.turns = engine, turns
