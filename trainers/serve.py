@@ -73,9 +73,9 @@ def main(argv: list[str] | None = None) -> None:
             server.warm_up(served, model)
         server.LOG.setLevel(logging.INFO if args.verbose else logging.ERROR)
         running = server.http_server(served, listening, limits)
-        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # not on Windows
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
-                signal.signal(number, server.stop)
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # Windows has no SIGHUP. nohup ignores it.
+            if hasattr(signal, name) and (name != "SIGHUP" or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN):
+                signal.signal(getattr(signal, name), server.stop)
         print(f"listening on {server.address_of(listening)}", flush=True)
         print("Ctrl-C stops it", flush=True)
         running.run()
