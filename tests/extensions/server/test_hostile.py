@@ -60,7 +60,7 @@ HTTP = {
     "a path upwards": (b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
     "a version of many digits": (b"GET /v1/models/model/versions/" + b"9" * 9_000 + LOCAL, 400),
     "a model of a long name": (b"GET /v1/models/" + b"a" * 9_000 + LOCAL, 400),
-    "a model of two lines": (b"GET /v1/models/a%0Ab" + LOCAL, 400),
+    "a model of two lines": (b"GET /v1/models/a%0Ab" + LOCAL, 404),
     "negative length": (b"POST /translate HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
     "two lengths": (b"POST /translate HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\na", 400),
     "too large": (b"POST /translate HTTP/1.1\r\nContent-Length: 999999999\r\n\r\na", 413),
