@@ -128,9 +128,10 @@ def answer_to(error: Exception) -> Any:
 def warm_up(flask: Flask, model: ServedModel) -> None:
     """Calls each function of the server once, since first calls take seconds."""
     model.warm_up()
-    address = {"REMOTE_ADDR": "::"}  # It must not count as one of the client's requests.
+    languages = dict(zip(("source", "target"), model.engine.languages, strict=False)) if model.engine else {}
     for body in ({"alternatives": 1}, {"alternatives": libretranslate.MOST_ALTERNATIVES}, {"format": "html"}):
-        languages = dict(zip(("source", "target"), model.engine.languages, strict=False)) if model.engine else {}
+        # Different addresses, since the limit of requests must not apply.
+        address = {"REMOTE_ADDR": f"warm-up {body}"}
         flask.test_client().post("/translate", json={"q": "A <b>b</b>.", **languages, **body}, environ_base=address)
 
 
