@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: -long[item.path])
 
 
-AS_A_USER = {"test_docs.py", "test_matrix.py", "test_playground.py", "test_programs.py", "test_readme.py"}
+AS_A_USER = {"test_docs.py", "test_matrix.py", "test_page.py", "test_predict.py", "test_programs.py", "test_readme.py"}
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,4 +1,4 @@
-"""The playground with a LiteRT or an ONNX export, against TensorFlow's C++ answers of the SavedModel."""
+"""The server with a LiteRT or an ONNX export, against the outputs of TensorFlow's C++ loader for the SavedModel."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ import tf_transformer as tt
 
 pytest.importorskip("flask")
 
-from playing import asking, page
+from requesting import asking, page
 
 from tf_transformer.extensions.server.app import app
 from tf_transformer.extensions.server.model import ServedModel, ServingError
