@@ -13,7 +13,6 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[1]
 PAGES = {  # a file of the repository: the page that it becomes
     "savedmodels/README.md": "reference/contract.md",
-    "savedmodels/playground/README.md": "guides/playground.md",
     "benchmarks/README.md": "reference/benchmarks.md",
     "examples/multi30k/README.md": "guides/small-corpora.md",
     "examples/notebooks/README.md": "tutorials/notebooks.md",
