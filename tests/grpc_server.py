@@ -1,4 +1,4 @@
-"""A stand-in for TensorFlow Serving's gRPC API: Predict and GetModelMetadata of a playground's model."""
+"""A stand-in for TensorFlow Serving's gRPC API: Predict and GetModelMetadata of a `ServedModel`."""
 
 import contextlib
 from collections.abc import Iterator

@@ -268,7 +268,7 @@ def serve(path, texts):
     return [text if text.strip() else "" for text in output.get_json()["translatedText"]]
 
 
-def playground(path):
+def served_model(path):
     pytest.importorskip("flask")
     from tf_transformer.extensions.server.model import ServedModel
 
@@ -279,11 +279,11 @@ def playground(path):
 
 
 def rest(path, texts):
-    """Uses the REST client of the playground."""
+    """Uses the REST client with the server."""
     from savedmodels.clients.rest import Client, translated
     from tf_transformer.extensions.server.app import app
 
-    if not (model := playground(path)):
+    if not (model := served_model(path)):
         return None
     server, client = app(model).test_client(), Client(name="name")
 
@@ -309,7 +309,7 @@ def grpc(path, texts):
 
     from savedmodels.clients.grpc_client import Client
 
-    if not (model := playground(path)):
+    if not (model := served_model(path)):
         return None
     server, port = grpc_server.serve(model)
     try:

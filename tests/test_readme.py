@@ -33,7 +33,7 @@ def test_its_python_runs_and_its_model_serves_its_request(tmp_path, monkeypatch)
 
     body, host, path = re.search(r"^curl -d '(.*)' (http://localhost:8501)(\S+)$", README, re.MULTILINE).groups()
     model = ServedModel(tmp_path / "savedmodels/mine/1", "mine")
-    response = rest.app(model).test_client().post(path, data=body, base_url=host)
+    response = app(model).test_client().post(path, data=body, base_url=host)
     (prediction,) = json.loads(response.data)["predictions"]
     assert prediction["translation"] == names["translator"](json.loads(body)["instances"])[0]
 

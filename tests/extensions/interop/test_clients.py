@@ -1,4 +1,4 @@
-"""Tests the clients and the README's examples, word for word, with a playground."""
+"""Tests the clients and the README's examples, word for word, with the server."""
 
 import http.server
 import importlib.util
@@ -23,8 +23,9 @@ from programs import run_python
 from savedmodels.clients import rest
 
 make_server = pytest.importorskip("werkzeug.serving").make_server
-from savedmodels.playground import rest as playground_rest  # noqa: E402
-from savedmodels.playground.model import ServedModel, ServingError  # noqa: E402
+pytest.importorskip("waitress")
+from tf_transformer.extensions.server.app import app  # noqa: E402
+from tf_transformer.extensions.server.model import ServedModel, ServingError  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "savedmodels" / "README.md").read_text(encoding="utf-8")
@@ -47,19 +48,19 @@ def served(model):
 
 @pytest.fixture(scope="module")
 def environment(model):
-    """Variables of the examples, for a playground and a stand-in for gRPC."""
+    """Variables of the examples, for the server and a stand-in for gRPC."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    playground = make_server("127.0.0.1", 0, playground_rest.app(model), threaded=True)
-    threading.Thread(target=playground.serve_forever, daemon=True).start()
+    http_server = make_server("127.0.0.1", 0, app(model), threaded=True)
+    threading.Thread(target=http_server.serve_forever, daemon=True).start()
     server, port = None, 0
     if GRPC:
         import grpc_server
 
         server, port = grpc_server.serve(model)
-    yield os.environ | {"HOST": f"127.0.0.1:{playground.port}", "GRPC": f"127.0.0.1:{port}", "NAME": "demo"}
+    yield os.environ | {"HOST": f"127.0.0.1:{http_server.port}", "GRPC": f"127.0.0.1:{port}", "NAME": "demo"}
     if server:
         server.stop(None)
-    playground.shutdown()
+    http_server.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -114,17 +114,17 @@ def test_many_files_in_another_language(saved, tmp_path, capsys):
 
 @pytest.mark.program
 def test_a_rest_client_reads_the_languages(saved, monkeypatch):
-    """REST requires every input. The playground's page also sends them."""
+    """REST requires every input. The server's page also sends them."""
     pytest.importorskip("flask")
     from savedmodels.clients import rest as client_module
     from tf_transformer.extensions.server.app import app
     from tf_transformer.extensions.server.model import ServedModel
 
-    playground, client = app(ServedModel(saved)).test_client(), client_module.Client(name="many")
+    server, client = app(ServedModel(saved)).test_client(), client_module.Client(name="many")
 
     def ask(path, body=None):
         path = f"/v1/models/many{path}"
-        return (playground.post(path, data=json.dumps(body)) if body else playground.get(path)).get_json()
+        return (server.post(path, data=json.dumps(body)) if body else server.get(path)).get_json()
 
     monkeypatch.setattr(client, "_ask", ask)
     options = client.options()
@@ -133,11 +133,11 @@ def test_a_rest_client_reads_the_languages(saved, monkeypatch):
     _, back = EXPECTED.values()
     lines = client_module.translated(client, back["sentences"][:3], options, 0, 1)
     assert [line.split("\t")[2] for line in lines] == back["beam"][:3]
-    page = playground.get("/").get_data(as_text=True)
+    page = server.get("/").get_data(as_text=True)
     assert 'id="target_language"' in page and 'const languages = ["source_language", "target_language"]' in page
 
 
-# Both formats have the same client, which translates for engines and the playground.
+# Both formats have the same client, which translates for engines and the server.
 FORMATS = (pytest.param("litert", marks=pytest.mark.slow), pytest.param("onnx", marks=pytest.mark.program))
 
 
@@ -185,7 +185,7 @@ def test_an_engine_chooses_languages(portable, translator):
         engine("A", target_language="xx")
 
 
-def test_the_playground_takes_the_languages_of_such_an_export(portable):
+def test_the_server_takes_the_languages_of_such_an_export(portable):
     pytest.importorskip("flask")
     from tf_transformer.extensions.server.model import ServedModel
 
