@@ -12,16 +12,22 @@ def test_save_writes_every_format(format, translator, tmp_path, monkeypatch, req
     """`Translator.save` hands path and options to the format, which writes a new folder."""
     for kind in ("litert.LiteRTFolder", "onnx.ONNXFolder"):  # other tests convert
         monkeypatch.setattr(f"tf_transformer.extensions.interop.formats.{kind}._converted", lambda *_: b"a file")
-    takes = {"ctranslate2": ["ctranslate2"], "onnx": ["onnxruntime", "tf2onnx"], "transformers": ["safetensors"]}
+    takes = {
+        "ctranslate2": ["ctranslate2"],
+        "argos": ["ctranslate2"],
+        "onnx": ["onnxruntime", "tf2onnx"],
+        "transformers": ["safetensors"],
+    }
     for needed in takes.get(format.name, []):
         pytest.importorskip(needed)
+    options = {"source_language": "en", "target_language": "de"} if format.name == "argos" else {}
     if format.name == "savedmodel":
         path = request.getfixturevalue("saved")  # the default `format`
     else:
-        translator.save(path := tmp_path / "name" / "1", format=format.name)
+        translator.save(path := tmp_path / "name" / "1", format=format.name, **options)
     assert path.is_dir() and any(path.iterdir())
     with pytest.raises(FileExistsError):
-        translator.save(path, format=format.name)
+        translator.save(path, format=format.name, **options)
 
 
 def test_what_a_format_does_not_support():

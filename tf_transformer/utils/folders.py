@@ -12,7 +12,8 @@ from tf_transformer.utils.values import BadInput, shown
 
 VERSION = re.compile("[0-9]{1,18}")  # name of a version's folder
 HUB_NAME = re.compile(r"([\w.-]+/)?[\w.-]+")
-OF_PROGRAMS = ("runs", "savedmodels", "litert", "onnx", "ctranslate2", "transformers")  # folders that programs create
+# Folders that programs create.
+OF_PROGRAMS = ("runs", "savedmodels", "litert", "onnx", "ctranslate2", "argos", "transformers")
 SAVED_MODEL, LITERT, ONNX, CTRANSLATE2 = "saved_model.pb", "model.tflite", "model.onnx", "model.bin"
 EXPORTS = (SAVED_MODEL, LITERT, ONNX)  # tt.load opens them
 RUN = "a run, {0}, which tt.load opens, and of which `tf-transformer export --run {0} --name NAME` makes a SavedModel"
