@@ -117,7 +117,8 @@ class EngineSignatures:
         self._engine, self._beams = engine, engine.options.get("beam_size", 1)
         languages = LANGUAGES if engine.languages else ()
         known = {"languages": ", ".join(engine.languages)} if languages else {}
-        self._metadata = {**engine.metadata, **known, "name": name, "version": version}
+        values = {name: engine.options.get(name, SEARCH_OPTIONS[name].default) for name in engine.call_options}
+        self._metadata = {**engine.metadata, **values, **known, "name": name, "version": version}
         kinds = {"float32": NUMBER, "int32": COUNT}
         options = {name: kinds[SEARCH_OPTIONS[name].dtype] for name in engine.call_options}
         best = {"translations": TEXT, "scores": NUMBER, "log_probs": NUMBER, "finished": FLAG, "lengths": COUNT}
@@ -132,8 +133,7 @@ class EngineSignatures:
         }
         self.signatures = {name: signature_of(*ports) for name, ports in self._ports.items()}
         defaults = self.signatures["translate"].defaults
-        for name in options:
-            value = engine.options.get(name, SEARCH_OPTIONS[name].default)
+        for name, value in values.items():
             defaults[name].CopyFrom(tf.make_tensor_proto([value], options[name].dtype))
         for name in languages:
             defaults[name].CopyFrom(tf.make_tensor_proto([self._metadata.get(name, "")]))
