@@ -110,7 +110,7 @@ LOST = """Open "%s" now.|See ({name}).|({a}, {b})|from {a}-{b} to {c}.|%d-day tr
 ¿{name}?|Delete “{name}”?|„{x}“ ist|the "{x}" and '{y}'|请打开「{name}」。|请输入{name}后|%dx%d pixels
 {count}% of {total}%|see {a}...|*{x}* yes|a—{x}—b|{x}={y} yes|Price: $%.2f.|(in %s)|Only {b}% left|go "<b>%s</b>" on
 go <b>"%s"</b> on|<i>{a}</i>/<i>{b}</i> of|go "<code>KEPT</code>" on|a<code>KEPT</code>c d|x <b>{a}{b}</b>. Yes
-Only <b>{b}% left</b> now"""
+Only <b>{b}% left</b> now|so, <b>and"{a}"</b>{b}"""
 
 
 @pytest.mark.parametrize("text", re.split(r"[|\n]", LOST))

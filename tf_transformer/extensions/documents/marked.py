@@ -294,7 +294,8 @@ class Marked:
         text, marks, last, seen = "", list[Mark](), 0, 0
         for start, end, first, after in [*units, (len(self.text), len(self.text), len(self.marks), len(self.marks))]:
             shift, text = last - len(text), text + self.text[last:start]
-            if kind == "lost" and start < end and text[-1:] == " " and not self.text[end : end + 1].isalnum():
+            is_last = text[-1:] == " " and not (marks and marks[-1].start == len(text))  # nothing is after the space
+            if kind == "lost" and start < end and is_last and not self.text[end : end + 1].isalnum():
                 text = text[:-1]  # before a comma, an end or another space
             for mark in self.marks[seen:first]:
                 begin, close = (min(position - shift, len(text)) for position in mark[:2])

@@ -18,7 +18,6 @@ VOID = {"img", "input", "wbr"}
 RUBY = {"rb", "rp", "rt", "rtc"}  # may omit their end tags
 CODE = {"code", "kbd", "samp", "var"}  # excluded, except for translate="yes"
 RAW = {"iframe", "noembed", "noframes", "script", "style", "textarea", "title", "xmp"}  # contain no tags
-CODE_IN_XML = {"script", "style"}  # elements of XHTML and SVG
 NEVER = RAW - {"title"} | {"plaintext", "rp", "rt", "template"}  # always excluded, as are svg and math
 # Start tags that the parts of tables need before them.
 CONTEXT = dict.fromkeys(("caption", "colgroup", "tbody", "tfoot", "thead", "tr"), "<table>")
@@ -26,7 +25,7 @@ CONTEXT |= {"col": "<table><colgroup>", "td": "<table><tr>", "th": "<table><tr>"
 
 _S = r"\t\n\f\r "  # white space of HTML
 _TOKEN = re.compile(
-    rf"""(?P<text>(?:[^<]|<(?![A-Za-z!?/]))++ | </\Z)
+    rf"""(?P<text>(?:[^<]|<(?![A-Za-z!?/]))++)
     | <(?P<end>/?)(?P<name>[A-Za-z][^{_S}/>]*+) (?:[{_S}/]++ | [^{_S}/>][^{_S}/>=]*+
         (?:[{_S}]*+=[{_S}]*+(?:"[^"]*+(?:"|\Z) | '[^']*+(?:'|\Z) | [^{_S}>"'][^{_S}>]*+)?+)?+)*+ (?P<tag>>)
     | (?P<other><!doctype[^>]*+>?+ | </?[A-Za-z].*)
@@ -94,23 +93,20 @@ def _positions(document: str, tokens: Sequence[tuple[str, str, int, int]]) -> li
     context = "" if {"html", "head", "body", "other"} & {*names} else CONTEXT.get((names or [""])[0], "<body>")
     marked = [f"</{mark}{i}>{document[a:b]}" for i, (kind, _, a, b) in enumerate(tokens) if kind != "comment"]
     text = "".join([context, *marked, f"</{mark}{len(tokens)}>"])
-    parse = import_extra("justhtml", "documents", "HTML").JustHTML
+    page = import_extra("justhtml", "documents", "HTML").JustHTML(text, sanitize=False, scripting_enabled=False)
     positions: list[_Position | None] = [None] * (len(tokens) + 1)
-    queue = [(parse(text, sanitize=False, scripting_enabled=False).root, 0, False)]
+    queue = [(page.root, 0, False)]
     while queue:
         node, copied, is_pre = queue.pop()
         for index, child in enumerate(node.children):
-            if child.name == "#comment" and child.data.startswith(mark):
-                positions[int(child.data[len(mark) :])] = _Position(node, index, copied, is_pre)
+            if child.name in ("#comment", "#text"):  # Elements such as <title> have no comments.
+                for number in re.findall(rf"{mark}(\d+)", child.data):
+                    positions[int(number)] = _Position(node, index, copied, is_pre)
             elif getattr(child, "namespace", None):
                 queue.append((child, _copied(child, copied), is_pre or child.name == "pre"))
-    for i, (kind, name, _, _) in reversed([*enumerate(tokens)]):
-        if kind == "comment":
+    for i in reversed(range(len(tokens))):
+        if tokens[i][0] == "comment":
             positions[i] = positions[i + 1]
-        elif kind == "raw" and name == "title" and (position := positions[i - 1]):  # no comments inside
-            for title in position.node.children[position.child + 1 : position.child + 2]:
-                if title.name == name:
-                    positions[i] = positions[i + 1] = _Position(title, 0, _copied(title, position.copied), False)
     return positions
 
 
@@ -142,7 +138,9 @@ def read_html(document: str) -> Read:
 
     for (kind, name, start, end), before, after in zip(tokens, positions, positions[1:], strict=False):
         if kind in ("text", "raw"):
-            is_copied = before is None or after is None or after.copied > 0 or (kind == "raw" and before is not after)
+            is_copied = not before or not after or after.copied > 0
+            if kind == "raw" and not is_copied:
+                is_copied = before.node is not after.node or after.node.name != name
             is_pre = after is not None and after.is_pre
             for part in filter(None, _REFERENCE.split(document[start:end])):
                 text = html.unescape(part)
@@ -175,7 +173,7 @@ class _XML:
     def __init__(self, data: bytes, before: bytes = b"", after: bytes = b"") -> None:
         self._data, self._offset, self._in_cdata = data, len(before), False
         self._path = [(-1, 0, False)]  # open elements, and whether their text is copied, and preformatted
-        self.pieces, self.pairs = list[Piece](), dict[int, int]()
+        self.pieces, self.pairs, self._parents = list[Piece](), dict[int, int](), list[int]()
         parser = self._parser = expat.ParserCreate("utf-8")  # overrides the declaration
         parser.UseForeignDTD(True)  # Entities may be declared elsewhere.
         parser.DefaultHandler = self._rest  # With it, expat expands no entity.
@@ -183,7 +181,8 @@ class _XML:
         parser.CharacterDataHandler = lambda data: self._add("text", text=data)
         parser.CommentHandler = lambda data: self._add("empty")
         parser.ProcessingInstructionHandler = lambda target, data: self._add("empty")
-        parser.StartCdataSectionHandler, parser.EndCdataSectionHandler = self._cdata, self._end_cdata
+        parser.StartCdataSectionHandler = lambda: self._cdata(True)
+        parser.EndCdataSectionHandler = lambda: self._cdata(False)
         parser.Parse(before + data + after, True)
         at = start = 0
         for index, piece in enumerate(self.pieces):  # Convert indices of bytes to indices of characters.
@@ -195,13 +194,16 @@ class _XML:
             _, copied, is_pre = self._path[-1]
             start = self._parser.CurrentByteIndex - self._offset
             self.pieces.append(Piece(kind, name, start, text, copied > 0, is_pre))
+            self._parents.append(self._path[-1 - (kind == "open")][0])
 
     def _open(self, name: str, attributes: Mapping[str, str]) -> None:
         if self._parser.CurrentByteIndex < self._offset:
             return
         _, copied, is_pre = self._path[-1]
         values = {key.rpartition(":")[2]: value for key, value in attributes.items()}
-        copied = 2 if name.rpartition(":")[2] in CODE_IN_XML else _chosen(values.get("translate", "inherit"), copied)
+        copied = (
+            2 if name.rpartition(":")[2] in ("script", "style") else _chosen(values.get("translate", "inherit"), copied)
+        )
         is_pre = {"preserve": True, "default": False}.get(attributes.get("xml:space", ""), is_pre)
         self._path.append((len(self.pieces), copied, is_pre))
         self._add("open", name)
@@ -209,13 +211,12 @@ class _XML:
     def _close(self, name: str) -> None:
         if len(self._path) == 1:
             return
-        end, first = self._parser.CurrentByteIndex - self._offset, self._path[-1][0]
+        end, (first, _, _) = self._parser.CurrentByteIndex - self._offset, self._path.pop()
         if first == len(self.pieces) - 1 and self._data[end - 2 : end] == b"/>":
             self.pieces[first] = self.pieces[first]._replace(kind="empty")
         else:
             self.pairs[first] = len(self.pieces)
             self._add("close", name)
-        self._path.pop()
 
     def _rest(self, data: str) -> None:
         if data[0] == "&":
@@ -223,12 +224,18 @@ class _XML:
         elif not self.pieces or self.pieces[-1].kind != "other":
             self._add("other")
 
-    def _cdata(self) -> None:
-        self._add("empty")
-        self._in_cdata = True
+    def _cdata(self, begins: bool) -> None:
+        self._add("empty")  # nothing at its end
+        self._in_cdata = begins
 
-    def _end_cdata(self) -> None:
-        self._in_cdata = False
+    def inline(self) -> set[int]:
+        """Returns the indices of elements that have text next to them, and of their contents."""
+        inline, words = set[int](), [piece.kind in ("text", "entity") for piece in self.pieces]
+        mixed = {self._parents[i] for i, piece in enumerate(self.pieces) if words[i] and piece.text.strip()}
+        for index, parent in enumerate(self._parents):
+            if not words[index] and (parent in mixed or parent in inline):
+                inline.add(index)
+        return inline
 
 
 def read_xml(document: str) -> Read:
@@ -239,32 +246,8 @@ def read_xml(document: str) -> Read:
         except expat.ExpatError as error:
             errors.append(error)
         else:
-            return Read(read.pieces, read.pairs, _beside_text(read.pieces, read.pairs))
+            return Read(read.pieces, read.pairs, read.inline())
     is_part = expat.errors.messages[errors[0].code] in _OF_PARTS
     cause = errors[is_part]
     where = f"line {cause.lineno}, column {cause.offset + 1 - len('<x>') * (is_part and cause.lineno == 1)}"
     raise BadInput(f"document: expected well-formed XML, got {expat.errors.messages[cause.code]} in {where}") from cause
-
-
-def _beside_text(pieces: Sequence[Piece], pairs: Mapping[int, int]) -> set[int]:
-    """Returns the indices of XML's elements that have text next to them, and of their contents."""
-    inline, mixed, parents = set[int](), set[int](), [-1]
-    children: dict[int, list[int]] = {-1: []}
-    for index, piece in enumerate(pieces):
-        if piece.kind == "close":
-            parents.pop()
-        elif piece.kind in ("text", "entity"):
-            if piece.text.strip():
-                mixed.add(parents[-1])
-        else:
-            children[parents[-1]].append(index)
-            if piece.kind == "open":
-                parents.append(index)
-                children[index] = []
-    queue = [child for parent in mixed for child in children[parent]]
-    while queue:
-        index = queue.pop()
-        if index not in inline:
-            inline |= {index, pairs.get(index, index)}
-            queue += children.get(index, [])
-    return inline
