@@ -3,38 +3,36 @@
 import codecs
 import re
 
-from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.values import BadInput, shown
 
 _MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _XML_STARTS = {b"<\0?\0": "utf-16-le", b"\0<\0?": "utf-16-be"}
-_DECLARATION = re.compile(rb"""<\?xml[^>]*?\sencoding\s*=\s*["']([^"'>]*)""")
-_CHARSET = re.compile(r"""charset\s*=\s*["']?\s*([^\s"';>]+)""", re.IGNORECASE)
+_HIDDEN = re.compile(r"(?is)<!--.*?(?:-->|\Z)|<(script|style|title)\b.*?(?:</\1|\Z)")
+_DECLARED = {
+    "html": re.compile(r"""(?i)<meta\s[^>]*?\bcharset\s*=\s*["']?\s*([^\s"'/;>]+)"""),
+    "xml": re.compile(r"""\A<\?xml[^>]*?\sencoding\s*=\s*["']([^"'>]+)"""),
+}
 _SEARCHED = 16_384  # bytes of a page
 # Browsers read supersets of these encodings.
 _WIDER = {"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"}
 _WIDER |= {"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "euc_kr": "cp949", "shift_jis": "cp932"}
 # Python does not support these names.
-_NAMES = {"gb_2312-80": "gbk", "iso-8859-8-i": "iso8859-8", "windows-31j": "cp932", "windows-874": "cp874"}
+_NAMES = {"iso-8859-8-i": "iso8859-8", "windows-31j": "cp932", "windows-874": "cp874", "windows-949": "cp949"}
 
 
 def decoded(data: bytes, format: str) -> tuple[str, str]:
     """Decodes a document by its byte order mark, which is kept, or its declaration.
 
     Without them, it is in UTF-8, or else, for HTML, in Windows-1252. In other formats, U+FFFD replaces invalid bytes.
-
-    Returns:
-        The text, and the name of the encoding.
-
-    Raises:
-        BadInput: If the encoding is unknown, or the bytes are not in it.
+    Returns the text and the name of the encoding.
     """
     if format not in ("html", "xml"):
         return data.decode("utf-8", "replace"), "utf-8"
     starts = _MARKS | (_XML_STARTS if format == "xml" else {})
     name = next((name for start, name in starts.items() if data.startswith(start)), "")
-    if not name and (label := _declared_by_xml(data) if format == "xml" else _declared_by_html(data)):
-        name = _codec(label, format == "html")
+    start = _HIDDEN.sub("", data[:_SEARCHED].decode("latin-1"))
+    if not name and (match := _DECLARED[format].search(start)):
+        name = _codec(match[1].lower(), format == "html")
     for encoding in [name] if name else ["utf-8", "cp1252"] if format == "html" else ["utf-8"]:
         try:
             return data.decode(encoding), encoding
@@ -43,32 +41,10 @@ def decoded(data: bytes, format: str) -> tuple[str, str]:
     raise BadInput(f"document: expected text in {invalid}. Correct the declared encoding, or pass a str.")
 
 
-def _declared_by_xml(data: bytes) -> str:
-    match = _DECLARATION.match(data)
-    return match[1].decode("latin-1") if match else ""
-
-
-def _declared_by_html(data: bytes) -> str:
-    start = data[:_SEARCHED].decode("latin-1")
-    if "charset" not in start.lower():
-        return ""
-    page = import_extra("justhtml", "documents", "HTML").JustHTML(start, sanitize=False)
-    for meta in page.query("meta"):
-        if meta.attrs.get("charset"):
-            return meta.attrs["charset"]
-        is_type = (meta.attrs.get("http-equiv") or "").lower() == "content-type"
-        if is_type and (match := _CHARSET.search(meta.attrs.get("content") or "")):
-            return match[1]
-    return ""
-
-
 def _codec(label: str, is_html: bool) -> str:
     """Returns Python's name of an encoding. UTF-16 in a declaration that is in ASCII means UTF-8, as in browsers."""
-    label = label.strip().lower()
     try:
-        name = codecs.lookup(
-            _NAMES.get(label, re.sub(r"^x-|^windows-(?=949$)", "cp" if label.startswith("windows") else "", label))
-        ).name
+        name = codecs.lookup(_NAMES.get(label, label.removeprefix("x-"))).name
         if name.startswith(("utf-16", "utf-32")):
             return "utf-8"
         if name != "utf-7" and b"<a>".decode(name) == "<a>":
