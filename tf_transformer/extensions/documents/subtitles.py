@@ -77,11 +77,7 @@ class Captions(Marked):
 
 
 def captions_of(document: str) -> list[str | Marked]:
-    """Splits subtitles into strings that are copied and texts that are translated, in order.
-
-    Raises:
-        BadInput: If a caption has no time, or the package srt is missing.
-    """
+    """Splits subtitles into strings that are copied and texts that are translated, in order."""
     times, lines = _read(document)
     ends = {line.caption: line.ends for line in lines}
     punctuated = 2 * sum(ends.values()) > len(ends)
@@ -139,17 +135,12 @@ def _line(raw: str, place: int, caption: int) -> list[_Line]:
     begins |= "\\an" in raw[:start] or not set(notes).isdisjoint(raw[:start])
     closes = words[-1] in ")]" or not set(notes).isdisjoint(raw[end:])
     whole = len(raw) - len(raw.lstrip(BLANK)), len(raw.rstrip(BLANK + "\n"))
-    spans = [
-        (start, end),
-        (dash.end() if dash else whole[0], whole[1]),
-        whole,
-    ]  # without tags if they enclose all words
-    start, end = next((span for span in spans if _balanced([*TAG.finditer(raw, *span)])), whole)
+    # Without tags if they enclose all words.
+    for start, end in ((start, end), (dash.end() if dash else whole[0], whole[1]), whole):  # noqa: B020
+        tags = [*TAG.finditer(raw, start, end)]
+        if 2 * len(_pairs(tags)) == sum(tag[2] is not None for tag in tags):
+            break
     return [_Line(place + start, place + end, caption, begins, closes or bool(ENDS.search(words[-9:])), closes)]
-
-
-def _balanced(tags: Sequence[re.Match[str]]) -> bool:
-    return 2 * len(_pairs(tags)) == sum(tag[2] is not None for tag in tags)
 
 
 def _pairs(tags: Sequence[re.Match[str]]) -> dict[int, int]:
@@ -165,20 +156,17 @@ def _pairs(tags: Sequence[re.Match[str]]) -> dict[int, int]:
 
 def _joined(document: str, group: Sequence[_Line]) -> Captions:
     """Joins lines to one text."""
-    text, breaks, tags = "", list[str](), list[tuple[int, re.Match[str]]]()
-    for before, line in zip([None, *group], group, strict=False):
-        if before:
-            breaks.append(document[before.end : line.start])
-            text += "\n"
-        last = line.start
+    text, tags = "", list[tuple[int, re.Match[str]]]()
+    for line in group:
+        text, last = text + "\n" * (line is not group[0]), line.start
         for tag in TAG.finditer(document, line.start, line.end):
             text += document[last : tag.start()]
             tags.append((len(text), tag))
             last = tag.end()
         text += document[last : line.end]
+    breaks = [document[before.end : line.start] for before, line in itertools.pairwise(group)]
     pairs = _pairs([tag for _, tag in tags])
     elements = {index: ("open", index + 1) for index in pairs}
     elements |= {index: ("close", first + 1) for first, index in pairs.items()}
-    return Captions(
-        text, [Mark(at, at, tag[0], *elements.get(i, ("kept", 0))) for i, (at, tag) in enumerate(tags)], breaks
-    )
+    marks = [Mark(at, at, tag[0], *elements.get(i, ("kept", 0))) for i, (at, tag) in enumerate(tags)]
+    return Captions(text, marks, breaks)
