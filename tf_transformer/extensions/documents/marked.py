@@ -181,23 +181,24 @@ class Marked:
         """
         spans, start = list[Span](), 0
         for line in self.text.splitlines(keepends=True) if self.newline == "ends" else [re.sub(r"\s", " ", self.text)]:
-            body, place = line.strip(), start + len(line) - len(line.lstrip())
+            body, (place, _) = line.strip(), self._stripped(start, start + len(line))
             pieces = list(splitter(body)) if body else []
             if not all(isinstance(piece, str) for piece in pieces) or "".join(pieces) != body:
                 raise BadInput(f"sentences: expected parts of the text, which joined are the text, got {shown(pieces)}")
             for piece in pieces:
-                first, end = place + len(piece) - len(piece.lstrip()), place + len(piece.rstrip())
+                first, end = self._stripped(place, place + len(piece))
                 place += len(piece)
-                if first < end:
+                if spans and first < end and self._kept_around(spans[-1][1]) > spans[-1][1]:
+                    spans[-1] = spans[-1][0], end  # A mark's characters would be cut.
+                elif first < end:
                     spans.append((first, end))
             start += len(line)
-        joined = list[Span]()
-        for start, end in spans:
-            if joined and self._kept_around(joined[-1][1]) > joined[-1][1]:  # A mark's characters would be cut.
-                joined[-1] = joined[-1][0], end
-            else:
-                joined.append((start, end))
-        return joined
+        return spans
+
+    def _stripped(self, start: int, end: int) -> Span:
+        """Returns a span without white space at its ends; if it has nothing else, the start is after the end."""
+        body = self.text[start:end]
+        return start + len(body) - len(body.lstrip()), start + len(body.rstrip())
 
     def _kept_around(self, place: int) -> int:
         """Returns the end of the mark's characters around a position, or the position."""
@@ -217,17 +218,14 @@ class Marked:
             window = max(low, round((i - 0.4) * step)), round((i + 0.4) * step)
             ends = [[match.end() for match in re.compile(each).finditer(self.text, *window)] for each in BREAKS]
             best = next((min(found, key=lambda place: abs(place - goal)) for found in ends if found), max(goal, low))
-            while best < len(self.text) and _joins(self.text[best]):
+            # An accent belongs to the character before it.
+            while best < len(self.text) and unicodedata.category(self.text[best]) in ("Mn", "Mc", "Me", "Cf"):
                 best += 1
             best = self._kept_around(best)
             if places[-1] < best < len(self.text):
                 places.append(best)
-        spans = []
-        for first, end in zip(places, [*places[1:], len(self.text)], strict=True):
-            body = self.text[first:end]
-            span = first + len(body) - len(body.lstrip()), first + len(body.rstrip())
-            spans += [span] if span[0] < span[1] else []
-        return spans
+        spans = itertools.starmap(self._stripped, itertools.pairwise([*places, len(self.text)]))
+        return [(start, end) for start, end in spans if start < end]
 
     def prepared(self) -> "Marked":
         """Returns what `Engine.document` splits into sentences."""
@@ -321,11 +319,6 @@ def _is_loose(sign: str, signs: Sequence[str]) -> bool:
         pair = next(pair for pair in BRACKETS.items() if sign in pair)
         return signs.count(pair[0]) != signs.count(pair[1])
     return sign in STOPS if sign not in QUOTES else sum(each in QUOTES for each in signs) % 2 == 1
-
-
-def _joins(character: str) -> bool:
-    """Returns whether a character belongs to the one before it."""
-    return unicodedata.category(character)[0] == "M" or character == "\u200d"
 
 
 def is_wide(character: str) -> bool:
