@@ -6,6 +6,7 @@ rest is copied unchanged.
 
 import bisect
 import collections
+import functools
 import html
 import itertools
 import re
@@ -23,15 +24,7 @@ _LINK, _WORD, _IMAGE = (
 
 
 def parts_of(document: str, is_xml: bool = False) -> list[str | Marked]:
-    """Splits a document into strings that are copied and texts that are translated, in order.
-
-    Args:
-        document: HTML, with any mistakes, or XML, or a part of a document.
-        is_xml: Whether it is XML, where elements that have text next to them are within a sentence.
-
-    Raises:
-        BadInput: If XML is not well formed, or justhtml is not installed.
-    """
+    """Splits a document into strings that are copied and texts that are translated, in order."""
     if document.startswith("\ufeff"):
         return ["\ufeff", *parts_of(document[1:], is_xml)]
     return list(_Reader(document, read_xml(document) if is_xml else read_html(document), is_xml).parts())
@@ -41,7 +34,8 @@ class _Reader:
     """Gathers the text between tags that end sentences."""
 
     def __init__(self, document: str, read: Read, is_xml: bool) -> None:
-        self._document, self._write = document, _write_xml if is_xml else _write_html
+        self._document = document
+        self._write = functools.partial(html.escape, quote=False) if is_xml else _written_html
         self._pieces, self._pairs, self._inline = read
         self._closing = {last: first for first, last in read.pairs.items()}
         self._ends = [*(piece.start for piece in read.pieces[1:]), len(document)]
@@ -168,9 +162,5 @@ def _apart(run: Marked, starts: re.Pattern[str]) -> Iterator[str | Marked]:
             first, start = index + (index in cut), mark.start
 
 
-def _write_xml(text: str) -> str:
-    return html.escape(text, quote=False)
-
-
-def _write_html(text: str) -> str:
-    return _write_xml(text).replace("\xa0", "&nbsp;")
+def _written_html(text: str) -> str:
+    return html.escape(text, quote=False).replace("\xa0", "&nbsp;")

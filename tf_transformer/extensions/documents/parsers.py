@@ -139,8 +139,8 @@ def read_html(document: str) -> Read:
     for (kind, name, start, end), before, after in zip(tokens, positions, positions[1:], strict=False):
         if kind in ("text", "raw"):
             is_copied = not before or not after or after.copied > 0
-            if kind == "raw" and not is_copied:
-                is_copied = before.node is not after.node or after.node.name != name
+            if kind == "raw" and before and after:
+                is_copied |= before.node is not after.node or after.node.name != name
             is_pre = after is not None and after.is_pre
             for part in filter(None, _REFERENCE.split(document[start:end])):
                 text = html.unescape(part)
