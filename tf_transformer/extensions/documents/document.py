@@ -33,8 +33,7 @@ def translated(
     language = options.get("source_language", engine.metadata.get("source_language", ""))
     splitter = sentences or sentences_in(str(language))
     texts = [each if isinstance(each, str) else decoded(each, format)[0] for each in documents]
-    read = [_parts(text, format) for text in texts]
-    parts = [[part if isinstance(part, str) else part.prepared() for part in each] for each in read]
+    parts = [[part if isinstance(part, str) else part.prepared() for part in _parts(text, format)] for text in texts]
     marked = [part for each in parts for part in each if isinstance(part, Marked)]
     spans = [part.sentences(splitter) for part in marked]
     some = [part.part(span) for part, each in zip(marked, spans, strict=True) for span in each]
@@ -108,11 +107,8 @@ def _kept_in(output: str, sentence: Marked) -> dict[Span, str] | None:
         if end > start:
             text = sentence.text[start:end]
             raws.setdefault(text, []).append(raw)
-            if (
-                sentence.text[max(0, start - 1) : start].isalnum()
-                or sentence.text[end : end + 1].isalnum()
-                or not (text[0].isalnum() or text[-1].isalnum())
-            ):
+            around = sentence.text[max(0, start - 1) : start], sentence.text[end : end + 1]
+            if any(map(str.isalnum, around)) or not (text[0].isalnum() or text[-1].isalnum()):
                 patterns[text] = re.escape(text)
             else:  # "a" of <code>a</code> may be a part of a word, too
                 patterns.setdefault(text, rf"(?<!\w){re.escape(text)}(?!\w)")
