@@ -17,11 +17,11 @@ AFTER = ("lost", "note")  # kinds of marks that follow a word
 class _Node:
     """An element, or a mark at one position, in a sentence."""
 
-    def __init__(self, start: int, before: str = "", place: int = 0) -> None:
+    def __init__(self, start: int, before: str = "", place: int = 0, kind: str = "", opens: bool = True) -> None:
         self.start, self.end, self.before, self.after = start, start, before, ""
         self.place = place  # among the sentence's marks
-        self.opens, self.closes = True, True  # here; not in a sentence before or after
-        self.kind = ""  # "kept", "lost" or "note", of a mark at one place
+        self.opens, self.closes = opens, True  # here; not in a sentence before or after
+        self.kind = kind  # "kept", "lost" or "note", of a mark at one place
         self.parts = list[_Node]()
 
 
@@ -37,9 +37,7 @@ def _tree(sentence: Marked) -> _Node:
 
     for mark in sentence.marks:  # elements that begin before the sentence
         if mark.kind == "close" and mark.element not in opened:
-            node = _Node(0)
-            node.opens = False
-            begin(node)
+            begin(_Node(0, opens=False))
     for place, mark in enumerate(sentence.marks):
         if mark.kind == "open":
             begin(_Node(mark.start, mark.raw, place))
@@ -47,9 +45,7 @@ def _tree(sentence: Marked) -> _Node:
             node = path.pop()
             node.end, node.after = mark.start, mark.raw
         elif mark.end == mark.start:
-            node = _Node(mark.start, mark.raw, place)
-            node.kind = mark.kind
-            path[-1].parts.append(node)
+            path[-1].parts.append(_Node(mark.start, mark.raw, place, mark.kind))
     for node in path[1:]:
         node.end, node.closes = len(sentence.text), False
     return root
@@ -58,10 +54,7 @@ def _tree(sentence: Marked) -> _Node:
 class Placing:
     """Places a sentence's marks in its output: elements around the words that are linked to theirs.
 
-    Args:
-        sentence: Sentence with marks.
-        aligned: Its output. Without tokens, marks go by relative position.
-        kept: Spans of placeholders in the output, and how to write them.
+    Without tokens, they go by relative position. `kept` are spans of placeholders in the output, and what to write.
     """
 
     def __init__(self, sentence: Marked, aligned: Aligned, kept: Mapping[Span, str]) -> None:
@@ -95,15 +88,14 @@ class Placing:
         return self._within(self._tree, 0, len(self._text))
 
     def _within(self, node: _Node, start: int, end: int) -> str:
-        placed = []
-        for part in node.parts:
-            first, last = self._point(part) if part.kind else self._span(part.start, part.end)
-            placed.append((part.opens, not part.closes, first, part.place, last, part))
-        placed.sort(key=lambda one: one[:4])
+        placed = [
+            (part, *(self._point(part) if part.kind else self._span(part.start, part.end))) for part in node.parts
+        ]
+        placed.sort(key=lambda one: (one[0].opens, not one[0].closes, one[1], one[0].place))
         written, at = "", start
-        for opens, goes_on, first, _, last, part in placed:
-            first = min(max(first, at), end) if opens else start
-            last = end if goes_on else min(max(last, first), end)
+        for part, first, last in placed:
+            first = min(max(first, at), end) if part.opens else start
+            last = min(max(last, first), end) if part.closes else end
             written += self._written(at, first)
             before = part.before
             if part.kind == "lost":
@@ -125,12 +117,9 @@ class Placing:
                 while len(found) > 1 and self._is_sign(self._output[found[side]], self._text):
                     found.pop(side)
         if 2 * len(found) < found[-1] - found[0] + 1:  # they are far from each other: the longest run of neighbours
-            runs = [[found[0]]]
-            for place in found[1:]:
-                if place > runs[-1][-1] + 2:
-                    runs.append([])
-                runs[-1].append(place)
-            found = max(runs, key=len)
+            cuts = [index for index in range(1, len(found)) if found[index] > found[index - 1] + 2]
+            runs = itertools.pairwise([0, *cuts, len(found)])
+            found = max((found[first:last] for first, last in runs), key=len)
         first, last = self._output[found[0]][0], self._output[found[-1]][1]
         inner = self._within_word(start), self._within_word(end)
         first = inner[0] if inner[0] is not None and inner[0] <= last else first
