@@ -37,11 +37,11 @@ class _Reader:
         self._document = document
         self._write = functools.partial(html.escape, quote=False) if is_xml else _written_html
         self._pieces, self._pairs, self._inline = read
-        self._closing = {last: first for first, last in read.pairs.items()}
-        self._ends = [*(piece.start for piece in read.pieces[1:]), len(document)]
-        words = [each.kind == "text" and not each.copied and not each.text.isspace() for each in read.pieces]
+        self._closing = {last: first for first, last in self._pairs.items()}
+        self._ends = [*(piece.start for piece in self._pieces[1:]), len(document)]
+        words = [each.kind == "text" and not each.copied and not each.text.isspace() for each in self._pieces]
         counts = list(itertools.accumulate(words, initial=0))
-        self._silent = {i for i, j in read.pairs.items() if read.pieces[i].copied and counts[i] == counts[j + 1]}
+        self._silent = {i for i, j in self._pairs.items() if self._pieces[i].copied and counts[i] == counts[j + 1]}
         self._exclude()
 
     def _exclude(self) -> None:
@@ -65,39 +65,31 @@ class _Reader:
             piece = self._pieces[index]
             last = self._pairs[index] if index in self._silent else index
             raw = self._document[piece.start : self._ends[last]]
+            text = ""
             if piece.kind == "text" and not piece.copied:
-                self._add(piece.text, piece.is_pre)
-            elif piece.kind == "entity" and not piece.copied:
-                self._keep(raw, raw)
-            elif index not in self._inline:
+                text = piece.text
+                self._is_read |= not text.isspace()
+                self._is_pre |= piece.is_pre
+            elif piece.copied if piece.kind == "entity" else index not in self._inline:
                 yield from self._run(piece.start)
                 yield raw
                 self._begin(self._ends[last])
-            elif last > index:
-                texts = [each.text for each in self._pieces[index:last]]
-                self._keep("" if piece.name in UNREAD else " ".join("".join(texts).split()), raw)
-            elif piece.kind == "empty":
-                self._keep("", raw)
             else:
-                element = self._closing.get(index, index) + 1
-                self._marks.append(Mark(self._length, self._length, raw, piece.kind, element))
+                if piece.kind == "entity":
+                    text = raw
+                elif last > index and piece.name not in UNREAD:
+                    text = " ".join("".join(each.text for each in self._pieces[index:last]).split())
+                is_tag = last == index and piece.kind in ("open", "close")
+                tag = (piece.kind, self._closing.get(index, index) + 1) if is_tag else ()
+                self._marks.append(Mark(self._length, self._length + len(text), raw, *tag))
+            self._texts.append(text)
+            self._length += len(text)
             index = last + 1
         yield from self._run(len(self._document))
 
     def _begin(self, start: int) -> None:
         self._start, self._texts, self._length, self._marks = start, list[str](), 0, list[Mark]()
         self._is_read = self._is_pre = False
-
-    def _add(self, text: str, is_pre: bool) -> None:
-        self._texts.append(text)
-        self._length += len(text)
-        self._is_read |= not text.isspace()
-        self._is_pre |= is_pre
-
-    def _keep(self, text: str, raw: str) -> None:
-        self._texts.append(text)
-        self._marks.append(Mark(self._length, self._length + len(text), raw))
-        self._length += len(text)
 
     def _run(self, end: int) -> Iterator[str | Marked]:
         if not self._is_read:

@@ -47,12 +47,8 @@ class Piece(NamedTuple):
     is_pre: bool = False  # whether newlines are kept
 
 
-class Read(NamedTuple):
-    """Pieces of a document, and its elements."""
-
-    pieces: Sequence[Piece]
-    pairs: Mapping[int, int]  # indices of the elements' last pieces, by those of their start tags
-    inline: set[int]  # indices of tags that may be within a sentence
+# Pieces, indices of the elements' last pieces by those of their start tags, and of tags that may be within a sentence.
+Read = tuple[Sequence[Piece], Mapping[int, int], set[int]]
 
 
 def _tokens(document: str) -> Iterator[tuple[str, str, int, int]]:
@@ -164,7 +160,7 @@ def read_html(document: str) -> Read:
             is_copied = after.copied > 0
         pieces.append(Piece(kind, name, start, copied=is_copied))
     inline |= {index for pair in pairs.items() for index in pair if pieces[pair[0]].name in INLINE}
-    return Read(pieces, pairs, inline)
+    return pieces, pairs, inline
 
 
 class _XML:
@@ -173,7 +169,7 @@ class _XML:
     def __init__(self, data: bytes, before: bytes = b"", after: bytes = b"") -> None:
         self._data, self._offset, self._in_cdata = data, len(before), False
         self._path = [(-1, 0, False)]  # open elements, and whether their text is copied, and preformatted
-        self.pieces, self.pairs, self._parents = list[Piece](), dict[int, int](), list[int]()
+        self._pieces, self._pairs, self._parents = list[Piece](), dict[int, int](), list[int]()
         parser = self._parser = expat.ParserCreate("utf-8")  # overrides the declaration
         parser.UseForeignDTD(True)  # Entities may be declared elsewhere.
         parser.DefaultHandler = self._rest  # With it, expat expands no entity.
@@ -185,15 +181,15 @@ class _XML:
         parser.EndCdataSectionHandler = lambda: self._cdata(False)
         parser.Parse(before + data + after, True)
         at = start = 0
-        for index, piece in enumerate(self.pieces):  # Convert indices of bytes to indices of characters.
+        for index, piece in enumerate(self._pieces):  # Convert indices of bytes to indices of characters.
             at, start = piece.start, start + len(data[at : piece.start].decode())
-            self.pieces[index] = piece._replace(start=start)
+            self._pieces[index] = piece._replace(start=start)
 
     def _add(self, kind: str, name: str = "", text: str = "") -> None:
         if not self._in_cdata:
             _, copied, is_pre = self._path[-1]
             start = self._parser.CurrentByteIndex - self._offset
-            self.pieces.append(Piece(kind, name, start, text, copied > 0, is_pre))
+            self._pieces.append(Piece(kind, name, start, text, copied > 0, is_pre))
             self._parents.append(self._path[-1 - (kind == "open")][0])
 
     def _open(self, name: str, attributes: Mapping[str, str]) -> None:
@@ -205,48 +201,46 @@ class _XML:
             2 if name.rpartition(":")[2] in ("script", "style") else _chosen(values.get("translate", "inherit"), copied)
         )
         is_pre = {"preserve": True, "default": False}.get(attributes.get("xml:space", ""), is_pre)
-        self._path.append((len(self.pieces), copied, is_pre))
+        self._path.append((len(self._pieces), copied, is_pre))
         self._add("open", name)
 
     def _close(self, name: str) -> None:
         if len(self._path) == 1:
             return
         end, (first, _, _) = self._parser.CurrentByteIndex - self._offset, self._path.pop()
-        if first == len(self.pieces) - 1 and self._data[end - 2 : end] == b"/>":
-            self.pieces[first] = self.pieces[first]._replace(kind="empty")
+        if first == len(self._pieces) - 1 and self._data[end - 2 : end] == b"/>":
+            self._pieces[first] = self._pieces[first]._replace(kind="empty")
         else:
-            self.pairs[first] = len(self.pieces)
+            self._pairs[first] = len(self._pieces)
             self._add("close", name)
 
     def _rest(self, data: str) -> None:
         if data[0] == "&":
             self._add("entity", text=data)
-        elif not self.pieces or self.pieces[-1].kind != "other":
+        elif not self._pieces or self._pieces[-1].kind != "other":
             self._add("other")
 
     def _cdata(self, begins: bool) -> None:
         self._add("empty")  # nothing at its end
         self._in_cdata = begins
 
-    def inline(self) -> set[int]:
-        """Returns the indices of elements that have text next to them, and of their contents."""
-        inline, words = set[int](), [piece.kind in ("text", "entity") for piece in self.pieces]
-        mixed = {self._parents[i] for i, piece in enumerate(self.pieces) if words[i] and piece.text.strip()}
+    def read(self) -> Read:
+        """Returns what was read. Elements that have text next to them, and their contents, are within sentences."""
+        inline, words = set[int](), [piece.kind in ("text", "entity") for piece in self._pieces]
+        mixed = {self._parents[i] for i, piece in enumerate(self._pieces) if words[i] and piece.text.strip()}
         for index, parent in enumerate(self._parents):
             if not words[index] and (parent in mixed or parent in inline):
                 inline.add(index)
-        return inline
+        return self._pieces, self._pairs, inline
 
 
 def read_xml(document: str) -> Read:
     data, errors = document.encode("utf-8", "surrogatepass"), list[expat.ExpatError]()
     for around in ((b"", b""), (b"<x>", b"</x>")):  # a document, or a part of one
         try:
-            read = _XML(data, *around)
+            return _XML(data, *around).read()
         except expat.ExpatError as error:
             errors.append(error)
-        else:
-            return Read(read.pieces, read.pairs, read.inline())
     is_part = expat.errors.messages[errors[0].code] in _OF_PARTS
     cause = errors[is_part]
     where = f"line {cause.lineno}, column {cause.offset + 1 - len('<x>') * (is_part and cause.lineno == 1)}"
