@@ -26,7 +26,6 @@ class _Node:
 
 
 def _tree(sentence: Marked) -> _Node:
-    opened = {mark.element for mark in sentence.marks if mark.kind == "open"}
     root = _Node(0)
     root.end = len(sentence.text)
     path = [root]
@@ -35,8 +34,8 @@ def _tree(sentence: Marked) -> _Node:
         path[-1].parts.append(node)
         path.append(node)
 
-    for mark in sentence.marks:  # elements that begin before the sentence
-        if mark.kind == "close" and mark.element not in opened:
+    for place, mark in enumerate(sentence.marks):  # elements that begin before the sentence
+        if mark.kind == "close" and place not in sentence.partners:
             begin(_Node(0, opens=False))
     for place, mark in enumerate(sentence.marks):
         if mark.kind == "open":

@@ -93,9 +93,12 @@ class Marked:
         self.text, self.marks, self.write, self.newline = text, marks, write, newline
 
     @functools.cached_property
-    def _tags(self) -> dict[tuple[int, str], int]:
-        """Positions of the tags, by element and kind."""
-        return {(mark.element, mark.kind): mark.start for mark in self.marks if mark.element}
+    def partners(self) -> dict[int, int]:
+        """Indices of the other tags of tags."""
+        opened = {mark.element: index for index, mark in enumerate(self.marks) if mark.kind == "open"}
+        closed = {mark.element: index for index, mark in enumerate(self.marks) if mark.kind == "close"}
+        pairs = {opened[element]: closed[element] for element in opened.keys() & closed}
+        return pairs | {last: first for first, last in pairs.items()}
 
     def _inside(self, start: int, end: int) -> tuple[int, int]:
         """Returns the range of marks that belong to the text from `start` to `end`.
@@ -109,7 +112,8 @@ class Marked:
             mark = self.marks[place]
             if mark.kind == "note":  # of a word, and not of a sentence
                 return start < mark.start and self.text[mark.start - 1].isalnum()
-            return mark.end > mark.start or start < self._tags.get((mark.element, kind), start) < end
+            tag = place if mark.kind == kind else self.partners.get(place, place)
+            return mark.end > mark.start or start < self.marks[tag].start < end
 
         while first < last and self.marks[first].start == start and not within(first, "close"):
             first += 1
@@ -157,11 +161,11 @@ class Marked:
         A space between two sentences is removed if the output's writing has none there, like Chinese, and added if
         only the source's has none.
         """
-        parts, begun, last, seen, before = list[str](), 0, 0, 0, ""
+        parts, begun, last, seen, before, tags = list[str](), 0, 0, 0, "", set[str]()
         for (start, end), output in zip(spans, outputs, strict=True):
             first, after = self._inside(start, end)
             marks, space = self.marks[seen:first], self.text[last:start]
-            wide = _ends_wide(self.text[max(begun, last - 9) : last]), _ends_wide(before)
+            wide = _ends_wide(self.text[max(begun, last - 9) : last]), _ends_wide(before, tags)
             new = {(True, False): " ", (False, True): ""}.get(wide, space) if before and space in ("", " ") else space
             if new == space or any(mark.kind == "lost" or mark.end > mark.start for mark in marks):
                 parts.append(self._written(last, start, marks))
@@ -170,7 +174,7 @@ class Marked:
                 raws = [mark.raw for mark in marks]
                 parts.append("".join([*raws[:closed], new, *raws[closed:]]))
             tags = {mark.raw for mark in self.marks[first:after]}
-            begun, last, seen, before = start, end, after, _without_tags(output, tags)
+            begun, last, seen, before = start, end, after, output
         return [*parts, self._written(last, len(self.text), self.marks[seen:])]
 
     def sentences(self, splitter: Splitter) -> list[Span]:
@@ -243,12 +247,10 @@ class Marked:
 
     def without_notes(self) -> "Marked":
         """Removes numbers of footnotes and exponents, and keeps a mark after the word that they touch."""
-        opened, units = dict[int, int](), list[_Unit]()
+        units = list[_Unit]()
         for index, mark in enumerate(self.marks):
-            if mark.kind == "open" and re.match(r"<sup\b", mark.raw):
-                opened[mark.element] = index
-            elif mark.kind == "close" and mark.element in opened:
-                first = opened[mark.element]
+            first = self.partners.get(index, index)
+            if first < index and re.match(r"<sup\b", self.marks[first].raw):
                 start, end = self.marks[first].start, mark.start
                 touches = start and not self.text[start - 1].isspace() and not self.text[end : end + 1].isalnum()
                 if touches and end - start < 20 and NOTE.fullmatch(self.text, start, end):
@@ -326,16 +328,11 @@ def is_wide(character: str) -> bool:
     return unicodedata.east_asian_width(character) in "WF" and not "\uac00" <= character <= "\ud7a3"
 
 
-def _ends_wide(text: str) -> bool:
-    """Returns whether the last character before quotes is of a script without spaces."""
-    return is_wide(text.rstrip("\"'\u201d\u2019\xbb)")[-1:] or " ")
-
-
-def _without_tags(text: str, tags: Collection[str]) -> str:
-    """Returns the end of a text, before tags."""
+def _ends_wide(text: str, tags: Collection[str] = ()) -> bool:
+    """Returns whether the last character before quotes and tags is of a script without spaces."""
     while tag := next((tag for tag in tags if text.endswith(tag)), ""):
         text = text.removesuffix(tag)
-    return text[-9:]
+    return is_wide(text[-9:].rstrip("\"'\u201d\u2019\xbb)")[-1:] or " ")
 
 
 @checked

@@ -10,7 +10,7 @@ import functools
 import html
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tf_transformer.extensions.documents.marked import DEEPEST, PLACEHOLDER, Mark, Marked, is_wide
 from tf_transformer.extensions.documents.parsers import Read, read_html, read_xml
@@ -100,16 +100,9 @@ class _Reader:
             yield from [part] if isinstance(part, str) else _apart(_with_addresses(part), _WORD)
 
 
-def _partners(marks: Sequence[Mark]) -> dict[int, int]:
-    """Returns the index of each tag's other tag."""
-    opened = {mark.element: index for index, mark in enumerate(marks) if mark.kind == "open"}
-    pairs = {opened[mark.element]: index for index, mark in enumerate(marks) if mark.kind == "close"}
-    return pairs | {last: first for first, last in pairs.items()}
-
-
 def _with_addresses(run: Marked) -> Marked:
     """Makes one mark of each address that has tags inside, or has elements for itself."""
-    old, marks, done, other = run.marks, list[Mark](), 0, _partners(run.marks)
+    old, marks, done, other = run.marks, list[Mark](), 0, run.partners
     for start, end in (match.span() for match in PLACEHOLDER.finditer(run.text) if _ADDRESS.search(match[0])):
         first = bisect.bisect_left(old, start, done, key=lambda mark: mark.start)
         last = bisect.bisect_right(old, end, first, key=lambda mark: mark.end)
@@ -141,7 +134,7 @@ def _apart(run: Marked, starts: re.Pattern[str]) -> Iterator[str | Marked]:
             is_glued = False
         if mark.kind == "close":
             is_closed = not _IN_WORD.match(mark.raw)
-    other, first, start = _partners(run.marks), 0, 0
+    other, first, start = run.partners, 0, 0
     cut = {i for i, j in other.items() if bisect.bisect(cuts, i) != bisect.bisect(cuts, j)}  # tags
     ends = {*cuts, *cut, len(run.marks)}
     for index, mark in [*enumerate(run.marks), (len(run.marks), Mark(len(run.text), len(run.text), ""))]:

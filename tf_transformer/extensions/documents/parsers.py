@@ -81,8 +81,8 @@ class _Position(NamedTuple):
 def _positions(document: str, tokens: Sequence[tuple[str, str, int, int]]) -> list[_Position | None]:
     """Returns the positions before all tokens, and at the end, in the tree that the standard's parser builds.
 
-    The parser reads a comment at each position, instead of the page's comments. If one is missing from the tree, the
-    parser has read other tokens there, and the position is `None`.
+    The parser reads a comment at each position, instead of the page's comments. If it has read other tokens there, the
+    position is `None`.
     """
     mark = f"-{secrets.token_hex(8)}-"
     names = [name or kind for kind, name, _, _ in tokens if kind in ("open", "other")]
