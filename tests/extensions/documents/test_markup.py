@@ -160,6 +160,7 @@ def test_elements_end_where_a_browser_ends_them():
         ("<svg><title>x</title><p>Two", ["Two"]),  # <p> ends <svg>
         ("<svg><style/><title/></svg>Two<style>x</style><svg/>Three", ["Two", "Three"]),
         ("<title/>x</title>Two", ["x", "Two"]),
+        ("<title>Two</title><body>Three", ["Two", "Three"]),  # no tag of <head>
         ("<table>Two<tr><td>Three</table>", ["Two", "Three"]),
         ("<noscript><p>Two</noscript><iframe>x</iframe><template>x</template><xmp>x <p>y</xmp>", ["Two"]),
         ("<script>'<p>x'; // <!-- <script> </script> <p>x</script><p>Two", ["Two"]),
