@@ -9,11 +9,12 @@ import pages
 PACKAGE = pages.ROOT / "tf_transformer"
 BASES = (keras.Model, keras.optimizers.Adam, keras.metrics.Mean, keras.losses.Loss)
 NAMED_TUPLES = {"_replace", "_fields", "_asdict", "_make"}
+PUBLIC = {"_exit"}  # in `os`
 
 
 def private_hooks():
     """Names with an underscore that the package uses or overrides and did not make, raw operations, private modules."""
-    used, defined = set(), set(NAMED_TUPLES)
+    used, defined = set(), NAMED_TUPLES | PUBLIC
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute):

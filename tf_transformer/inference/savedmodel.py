@@ -68,6 +68,7 @@ class SavedModel(Engine):
         threads: Annotated[int, between(1, 1_024)] | None = None,
         **options: Any,
     ) -> None:
+        check_tensorflow_text()  # before the path, which may be right
         if threads:
             with contextlib.suppress(RuntimeError):  # TensorFlow already runs
                 tf.config.threading.set_intra_op_parallelism_threads(threads)
