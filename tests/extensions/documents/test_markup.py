@@ -1,4 +1,4 @@
-"""HTML and XML are read as their standards say: other parsers compare documents before and after."""
+"""Documents in HTML and XML before and after translation, compared by other parsers."""
 
 import collections
 import itertools
@@ -54,18 +54,18 @@ def nodes(document):
 
 
 def shape(document):
-    """The elements and comments of a page, in the tree's order."""
-    found = [(node.name, str(getattr(node, "attrs", "")), str(node.data)) for node, _ in nodes(document)]
-    return [one for one in found if one[0] != "#text" and one[0] != "!doctype"]
+    """Returns the elements and comments of a page, in the tree's order."""
+    elements = [(node.name, str(getattr(node, "attrs", "")), str(node.data)) for node, _ in nodes(document)]
+    return [one for one in elements if one[0] != "#text" and one[0] != "!doctype"]
 
 
 def shape_by_lxml(document):
-    found = lxml.html.document_fromstring(f"<div>{document}</div>").iter()
-    return [(str(one.tag), dict(one.attrib), "" if isinstance(one.tag, str) else one.text) for one in found]
+    elements = lxml.html.document_fromstring(f"<div>{document}</div>").iter()
+    return [(str(one.tag), dict(one.attrib), "" if isinstance(one.tag, str) else one.text) for one in elements]
 
 
 def shouted(document, is_xml=False):
-    """The document with all text that is translated in capitals."""
+    """Returns the document with its translated text in capitals."""
 
     def written(part):
         write, part.write = part.write, lambda text: write(text.upper())
@@ -147,7 +147,7 @@ def asked(document, format="html"):
 
 
 def test_elements_end_where_a_browser_ends_them():
-    """From the standard: optional tags, void and foreign elements, raw text, tables, comments that are none."""
+    """From the standard: optional tags, void and foreign elements, raw text, tables, bogus comments."""
     same = [
         ("<ul><li translate=no>Acme Door<li>Two</ul>", ["Two"]),
         ("<dl><dt class=notranslate>Acme<dd>Two<dd translate=no>x</dl>", ["Two"]),
@@ -245,7 +245,7 @@ def test_xml_may_have_names_of_its_own_and_no_bombs():
     assert time.monotonic() - began < 30
     for document, where in (
         ("<a>\n <b>\u00e9</a>", "mismatched tag in line 2, column 8"),
-        ("<a>go <b>", "no element found in line 1, column 10"),
+        ("<a>go <b>", "no element elements in line 1, column 10"),
         ("go </b>", "mismatched tag in line 1, column 6"),
         ("\ud800<a/>", "invalid token\\) in line 1, column 1"),
     ):

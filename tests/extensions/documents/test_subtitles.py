@@ -151,7 +151,7 @@ def asked(*texts, gap=0):
 
 
 def translated(outputs, *texts):
-    """The captions' texts, where sentences have these outputs."""
+    """Returns the captions' texts if sentences have these outputs."""
     engine = Words(lambda text: outputs.get(text, text), most=99)
     engine._made = lambda text: ([text], [engine.one(text)], [0])
     return [caption.content for caption in srt.parse(engine.document(captions(*texts), "srt"))]

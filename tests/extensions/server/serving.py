@@ -66,9 +66,9 @@ def ask(port, method, path, body=None, headers=None):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
         connection.request(method, path, body, headers or {})
-        answer = connection.getresponse()
-        text = answer.read()
-        return answer.status, json.loads(text) if text else None, answer.headers
+        response = connection.getresponse()
+        text = response.read()
+        return response.status, json.loads(text) if text else None, response.headers
     finally:
         connection.close()
 
@@ -77,6 +77,6 @@ def raw(port, request):
     """Returns the status and the JSON of the response to these bytes."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         connection.sendall(request)
-        answer = http.client.HTTPResponse(connection)
-        answer.begin()
-        return answer.status, json.loads(answer.read())
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        return response.status, json.loads(response.read())

@@ -1,4 +1,4 @@
-"""LibreTranslate's API, asked by other projects' clients."""
+"""LibreTranslate's API, request_body by other projects' clients."""
 
 import json
 
@@ -52,32 +52,36 @@ def test_forms_lists_html_and_alternatives(one_pair, several):
     assert post(one_pair, "/translate", parts.encode(), "multipart/form-data; boundary=b")[1] == {
         "translatedText": "A\nB"
     }
-    asked = {"q": ["a.", "<b>b</b> c"], "source": "en", "target": "de", "format": "html"}
-    assert post(one_pair, "/translate", asked)[1] == {"translatedText": ["A.", "<b>B</b> C"]}
+    request_body = {"q": ["a.", "<b>b</b> c"], "source": "en", "target": "de", "format": "html"}
+    assert post(one_pair, "/translate", request_body)[1] == {"translatedText": ["A.", "<b>B</b> C"]}
     assert post(several, "/translate", {"q": "a", "source": "fr", "target": "en", "alternatives": 2})[1] == {
         "translatedText": "fr:en:A",
         "alternatives": ["fr:en:A!", "fr:en:A!!"],
     }
-    asked = {"q": ["a\n", "Dr. Smith sleeps.", "Go on. Stop."], "alternatives": 1}  # by the rules of English
-    assert post(several, "/translate", asked)[1]["alternatives"] == [["en:de:A!"], ["en:de:DR. SMITH SLEEPS.!"], []]
-    assert post(several, "/translate", asked | {"format": "html"})[1]["alternatives"] == [[], [], []]
+    request_body = {"q": ["a\n", "Dr. Smith sleeps.", "Go on. Stop."], "alternatives": 1}  # by the rules of English
+    assert post(several, "/translate", request_body)[1]["alternatives"] == [
+        ["en:de:A!"],
+        ["en:de:DR. SMITH SLEEPS.!"],
+        [],
+    ]
+    assert post(several, "/translate", request_body | {"format": "html"})[1]["alternatives"] == [[], [], []]
 
 
 SOURCES = {"en": "The old woman opens the red door.", "fr": "La vieille femme ouvre la porte rouge."}
 
 
 def test_the_source_is_detected_among_the_models_languages(several, one_pair):
-    asked = {"source": "auto", "target": "de"}
+    request_body = {"source": "auto", "target": "de"}
     for code, text in SOURCES.items():
-        status, answer = post(several, "/translate", {"q": text, **asked})
-        assert (status, answer["translatedText"]) == (200, f"{code}:de:{text.upper()}")
-        assert answer["detectedLanguage"]["language"] == code and answer["detectedLanguage"]["confidence"] > 60
+        status, response = post(several, "/translate", {"q": text, **request_body})
+        assert (status, response["translatedText"]) == (200, f"{code}:de:{text.upper()}")
+        assert response["detectedLanguage"]["language"] == code and response["detectedLanguage"]["confidence"] > 60
     texts = [SOURCES["fr"]] * 3
-    detected = post(several, "/translate", {"q": texts, **asked})[1]["detectedLanguage"]
+    detected = post(several, "/translate", {"q": texts, **request_body})[1]["detectedLanguage"]
     assert [each["language"] for each in detected] == ["fr"] * 3
     # A pair's target is no source, but may be detected.
     german = "Die alte Frau öffnet die rote Tür."
-    assert post(one_pair, "/translate", {"q": german, **asked})[1]["detectedLanguage"]["language"] == "en"
+    assert post(one_pair, "/translate", {"q": german, **request_body})[1]["detectedLanguage"]["language"] == "en"
     assert [each["language"] for each in post(one_pair, "/detect", {"q": german})[1]][:1] == ["de"]
     assert post(one_pair, "/detect", {"q": "\N{GRINNING FACE}"})[0] == 200
 
@@ -88,7 +92,7 @@ def test_languages_that_no_text_is_detected_in(several):
 
 
 @pytest.mark.parametrize(
-    ("known", "code", "meant"),
+    ("known", "code", "meant_code"),
     [
         (("en", "de", "zh"), "zh-Hans", "zh"),
         (("en", "de"), "EN", "en"),
@@ -100,11 +104,11 @@ def test_languages_that_no_text_is_detected_in(several):
         (("en", "de"), "xx", None),
     ],
 )
-def test_codes_may_be_written_otherwise(known, code, meant):
+def test_codes_may_be_written_otherwise(known, code, meant_code):
     client = app(Several(*known), dict.fromkeys(PAIR, known[0])).test_client()
-    answer = client.post("/translate", json={"q": "a", "source": code, "target": known[0]})
-    translated, refused = {"translatedText": f"{meant}:{known[0]}:A"}, {"error": f"{code} is not supported"}
-    assert (answer.status_code, answer.get_json()) == ((200, translated) if meant else (400, refused))
+    response = client.post("/translate", json={"q": "a", "source": code, "target": known[0]})
+    translated, rejected = {"translatedText": f"{meant_code}:{known[0]}:A"}, {"error": f"{code} is not supported"}
+    assert (response.status_code, response.get_json()) == ((200, translated) if meant_code else (400, rejected))
 
 
 def test_each_language_of_the_families_has_its_english_name():
@@ -136,8 +140,8 @@ def test_each_language_of_the_families_has_its_english_name():
     ],
 )
 def test_a_bad_request_is_named_as_by_libretranslate(several, body, message):
-    status, answer = post(several, "/translate", body)
-    assert status == 400 and answer["error"].startswith(message)
+    status, response = post(several, "/translate", body)
+    assert status == 400 and response["error"].startswith(message)
 
 
 def test_limits_are_checked_before_any_work():
@@ -164,18 +168,18 @@ def test_a_client_has_so_many_requests_a_minute(monkeypatch):
     now = [1_000.0]
     monkeypatch.setattr(limits.time, "monotonic", lambda: now[0])
     client = app_of(Words(), Limits(requests=5))
-    asked = lambda body, address: client.post("/translate", json=body, environ_base={"REMOTE_ADDR": address})  # noqa: E731
-    assert asked({"q": ["a"] * 3}, "10.0.0.1").status_code == 200  # counts three times
+    request_body = lambda body, address: client.post("/translate", json=body, environ_base={"REMOTE_ADDR": address})  # noqa: E731
+    assert request_body({"q": ["a"] * 3}, "10.0.0.1").status_code == 200  # counts three times
     now[0] += 23
-    assert [asked({"q": "a"}, "::ffff:10.0.0.1").status_code for _ in range(3)] == [200, 200, 429]
-    refused = asked({"q": "a"}, "10.0.0.1")
-    assert (refused.get_json(), refused.headers["Retry-After"]) == ({"error": "Slowdown: 5 per 1 minute"}, "37")
-    assert asked({"q": "a"}, "10.0.0.2").status_code == 200
+    assert [request_body({"q": "a"}, "::ffff:10.0.0.1").status_code for _ in range(3)] == [200, 200, 429]
+    rejected = request_body({"q": "a"}, "10.0.0.1")
+    assert (rejected.get_json(), rejected.headers["Retry-After"]) == ({"error": "Slowdown: 5 per 1 minute"}, "37")
+    assert request_body({"q": "a"}, "10.0.0.2").status_code == 200
     assert client.get("/languages", environ_base={"REMOTE_ADDR": "10.0.0.1"}).status_code == 200
     # The addresses of a network of version 6 are one client.
-    assert [asked({"q": "a"}, f"2001:db8::{i}").status_code for i in range(1, 7)] == [200] * 5 + [429]
+    assert [request_body({"q": "a"}, f"2001:db8::{i}").status_code for i in range(1, 7)] == [200] * 5 + [429]
     now[0] += 38
-    assert asked({"q": "a"}, "10.0.0.1").status_code == 200
+    assert request_body({"q": "a"}, "10.0.0.1").status_code == 200
 
 
 def app_of(engine, limits=None, **others):
@@ -216,8 +220,8 @@ def test_an_error_of_the_engine_is_neither_told_nor_logged_with_its_text(caplog)
         def _replies(self, texts, request):
             raise RuntimeError(*texts)
 
-    answer = app_of(Failing()).post("/translate", json={"q": "private"})
-    assert (answer.status_code, answer.get_json()) == (500, {"error": "internal error"})
+    response = app_of(Failing()).post("/translate", json={"q": "private"})
+    assert (response.status_code, response.get_json()) == (500, {"error": "internal error"})
     assert "RuntimeError" in caplog.text and "test_libretranslate.py" in caplog.text
     assert "private" not in caplog.text
 
@@ -227,5 +231,5 @@ def test_bad_input_of_the_engine_is_said():
         def _replies(self, texts, request):
             raise BadInput("q: expected another text")
 
-    answer = app_of(Refusing()).post("/translate", json={"q": "a"})
-    assert (answer.status_code, json.loads(answer.data)) == (400, {"error": "q: expected another text"})
+    response = app_of(Refusing()).post("/translate", json={"q": "a"})
+    assert (response.status_code, json.loads(response.data)) == (400, {"error": "q: expected another text"})

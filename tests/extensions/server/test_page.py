@@ -31,9 +31,9 @@ def client(model):
 
 
 def test_the_page_loads_nothing_from_elsewhere(client):
-    answer = client.get("/")
-    page = answer.get_data(as_text=True)
-    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    response = client.get("/")
+    page = response.get_data(as_text=True)
+    assert response.headers["Content-Security-Policy"].startswith("default-src 'none'")
     assert 'data-name="name"' in page and "version 1" in page
     assert set(re.findall(r"https?://[^\s\"'`]*", page)) <= {"http://www.w3.org/2000/svg"}  # a name, not an address
     assert not re.findall(r"\b(?:src|href)=\"(?!data:)", page)
@@ -61,7 +61,7 @@ LISTED = "[...by('best').querySelectorAll('.text')].map(one => one.textContent.r
 
 @pytest.fixture(scope="module", params=[True, False], ids=["completions", "none"])
 def browsed(request, translator, saved, tmp_path_factory):
-    """The page in a browser as wide as a phone, the translator of its export, and whether words can be clicked."""
+    """Opens the page in a browser as wide as a phone. Yields page, translator, and whether words can be clicked."""
     folder = saved
     if request.param:
         translator = tt.Translator.from_pretrained(M2M100, target_language="de", max_source_length=41)
@@ -69,10 +69,10 @@ def browsed(request, translator, saved, tmp_path_factory):
         translator.save(folder, completions=True)
     server = make_server("127.0.0.1", 0, app(ServedModel(folder)), threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    made = chromium.Page(f"http://127.0.0.1:{server.port}/", tmp_path_factory.mktemp("chromium"))
-    made.until("document.readyState == 'complete' && by('metadata').textContent")
-    yield made, translator, request.param
-    made.close()
+    opened = chromium.Page(f"http://127.0.0.1:{server.port}/", tmp_path_factory.mktemp("chromium"))
+    opened.until("document.readyState == 'complete' && by('metadata').textContent")
+    yield opened, translator, request.param
+    opened.close()
     server.shutdown()
 
 
@@ -127,8 +127,8 @@ def test_the_page_translates_a_text_whole_and_lists_other_translations(browsed):
     assert page.value("by('alignment').hidden") == completing
     assert page.value("document.activeElement.name") == "choice"
     press(page, "ArrowDown")
-    taken = page.value("[...by('best').querySelectorAll('input')].find(one => one.checked).value")
-    now = f"{best[0][0].text}  {best[1][0].text}\n\n\t{expected[int(taken)]}"
+    chosen = page.value("[...by('best').querySelectorAll('input')].find(one => one.checked).value")
+    now = f"{best[0][0].text}  {best[1][0].text}\n\n\t{expected[int(chosen)]}"
     assert page.value("by('whole').textContent") == now != translator.document(text)
     assert page.value("document.documentElement.scrollWidth") <= 390
 

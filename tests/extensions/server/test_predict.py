@@ -113,9 +113,9 @@ def test_status_and_metadata_are_the_servers_protos(client, model):
     status_pb2 = pytest.importorskip("tensorflow_serving.apis.get_model_status_pb2")
     metadata_pb2 = pytest.importorskip("tensorflow_serving.apis.get_model_metadata_pb2")
     for path in ("/v1/models/name", "/v1/models/name/versions/1"):
-        answer = client.get(path)
-        assert answer.status_code == 200
-        (version,) = json_format.Parse(answer.data, status_pb2.GetModelStatusResponse()).model_version_status
+        response = client.get(path)
+        assert response.status_code == 200
+        (version,) = json_format.Parse(response.data, status_pb2.GetModelStatusResponse()).model_version_status
         assert (version.version, version.state) == (1, status_pb2.ModelVersionStatus.AVAILABLE)
 
     metadata = client.get("/v1/models/name/metadata").get_json()
@@ -165,10 +165,10 @@ WRONG = [
 
 @pytest.mark.parametrize(("body", "message"), WRONG)
 def test_what_the_server_would_refuse(ask, body, message):
-    status, answer = ask(body)
-    assert (status, list(answer)) == (400, ["error"])
-    assert re.search(re.escape(message).replace(r"\.\*", ".*"), answer["error"]), answer
-    assert len(answer["error"]) < 1000
+    status, response = ask(body)
+    assert (status, list(response)) == (400, ["error"])
+    assert re.search(re.escape(message).replace(r"\.\*", ".*"), response["error"]), response
+    assert len(response["error"]) < 1000
 
 
 LATEST, PATHS = "Servable not found for request: Latest(other)", "expected POST /v1/models/NAME:predict, "
@@ -188,9 +188,9 @@ LATEST, PATHS = "Servable not found for request: Latest(other)", "expected POST 
     ],
 )
 def test_other_models_and_paths(client, method, path, status, message):
-    answer = client.open(path, method=method, data=b'{"instances": ["a"]}')
-    assert answer.status_code == status
-    assert answer.get_json()["error"].startswith(message)
+    response = client.open(path, method=method, data=b'{"instances": ["a"]}')
+    assert response.status_code == status
+    assert response.get_json()["error"].startswith(message)
 
 
 names = st.sampled_from(["text", "b64", "x"])
@@ -204,9 +204,9 @@ values = st.recursive(
 @settings(max_examples=100)
 @given(st.fixed_dictionaries({"signature_name": st.just("tokenize")}, optional={"instances": values, "inputs": values}))
 def test_no_json_is_a_bug(ask, body):
-    status, answer = ask(body)
+    status, response = ask(body)
     assert status in (200, 400)
-    assert ("error" in answer) == (status == 400)
+    assert ("error" in response) == (status == 400)
 
 
 # Documents and the program
@@ -237,8 +237,8 @@ def test_a_text_of_several_sentences_is_translated_whole(ask, served):
     ],
 )
 def test_what_a_document_is_refused_for(ask, body, message):
-    status, answer = ask(body, "/document")
-    assert status == 400 and answer["error"].startswith(message), answer
+    status, response = ask(body, "/document")
+    assert status == 400 and response["error"].startswith(message), response
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/models/name"])
@@ -254,13 +254,13 @@ def test_only_this_machines_names_are_answered(client, path):
         "[",
         "a@b@c",
     ):
-        answer = client.get(path, headers={"Host": host})
-        assert answer.status_code == 400, host
-        assert "is not trusted" in answer.get_json()["error"]
+        response = client.get(path, headers={"Host": host})
+        assert response.status_code == 400, host
+        assert "is not trusted" in response.get_json()["error"]
 
 
 def test_it_warms_up_each_signature(model, monkeypatch):
-    """With the inputs that the export has no defaults for, since a first answer takes seconds."""
+    """With the inputs that the export has no defaults for, since a first response takes seconds."""
     asked = {}
     monkeypatch.setattr(model, "_export", lambda name, inputs: asked.setdefault(name, {**inputs}) and {})
     signatures = dict(model.signatures)

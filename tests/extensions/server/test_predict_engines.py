@@ -45,11 +45,11 @@ def test_an_export_answers_as_the_savedmodel(small, served):
     assert status == 200
     for name, values in served({**inputs, "beam_size": [3]}, "translate").items():
         expected = values[:, :3] if values.ndim == 2 else values
-        answer = np.array([row[name] for row in found["predictions"]])
+        response = np.array([row[name] for row in found["predictions"]])
         if values.dtype == object:
-            assert answer.tolist() == [[text.decode() for text in row] for row in expected]
+            assert response.tolist() == [[text.decode() for text in row] for row in expected]
         else:
-            np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(response, expected, rtol=1e-5, atol=1e-5, err_msg=name)
     keys = ["length_penalty", "beam_size", "name", "version", "parameters", "nothing"]
     info = ask({"signature_name": "model_info", "instances": keys})[1]["predictions"]
     assert info == ["0.6", "3", "name", "3", str(tt.load(small).metadata["parameters"]), ""]
@@ -67,7 +67,7 @@ def test_an_export_takes_requests_of_any_form(small):
     document = {"text": " Two doors.\n\nThe dog sleeps.\n", "length_penalty": 0.6}
     found = ask(document, "/document")[1]
     assert found["sources"] == texts[:2] and found["between"] == [" ", "\n\n", "\n"]
-    assert found["translations"] == [answer["translation"] for answer in answers[:2]]
+    assert found["translations"] == [response["translation"] for response in answers[:2]]
     assert ask({"inputs": []}) == (200, {"outputs": {"score": [], "translation": [], "truncated": []}})
     row = {"text": ["a", "b", "c"], "length_penalty": [0.6], "max_length": [9]}
     empty = ask({"signature_name": "translate", "inputs": row | {"text": []}})[1]["outputs"]
@@ -77,8 +77,8 @@ def test_an_export_takes_requests_of_any_form(small):
         ({"signature_name": "translate", "inputs": row | {"max_length": [1, 2]}}, "max_length: expected a vector of"),
         ({"signature_name": "translate_details", "inputs": row}, 'expected one of .*, got "translate_details"'),
     ]:
-        status, answer = ask(body)
-        assert status == 400 and re.search(message, answer["error"]), answer
+        status, response = ask(body)
+        assert status == 400 and re.search(message, response["error"]), response
     with pytest.raises(ServingError, match="text: expected string of the shape .batch., got int32"):
         model.predict("", {"text": tf.constant([3])})
 

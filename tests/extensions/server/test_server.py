@@ -42,7 +42,7 @@ def test_a_long_request_does_not_hold_the_others():
         began = time.monotonic()
         assert post(port, "/translate", {"q": "a"})[0] == 200
         seconds.append(time.monotonic() - began)
-    assert long.is_alive(), "the long request should take longer than the others"
+    assert long.is_alive(), "the long request should take longer than the options"
     assert statistics.median(seconds) < 5 * engine.seconds
     long.join()
     assert len(engine.batches) == 15 + 3
@@ -113,9 +113,9 @@ def test_foreign_names_reach_a_local_server_not_its_page(path):
         client = server.app(Words(), PAIR, None, local).test_client()
         ask = client.post if path == "/document" else client.get
         for host in ("evil.example", "127.0.0.1.evil.example:5000", "localhost.", "[::2]", "[", "10.0.0.1"):
-            answer = ask(path, json={"text": "a"}, headers={"Host": host})
-            refused = answer.status_code == 400 and "is not trusted" in answer.get_json()["error"]
-            assert refused == local, host
+            response = ask(path, json={"text": "a"}, headers={"Host": host})
+            rejected = response.status_code == 400 and "is not trusted" in response.get_json()["error"]
+            assert rejected == local, host
         for host in ("localhost", "LOCALHOST:5000", "127.0.0.1:5000", "[::1]:5000"):
             assert ask(path, json={"text": "a"}, headers={"Host": host}).status_code == 200, host
         assert client.get("/languages", headers={"Host": "evil.example"}).status_code == 200
@@ -130,8 +130,8 @@ def test_addresses_of_both_versions(host, address):
 
 def test_a_name_of_both_versions_is_that_of_version_4(monkeypatch):
     kinds = [(socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1")]
-    found = [(family, socket.SOCK_STREAM, 0, "", (address, 0)) for family, address in kinds]
-    monkeypatch.setattr(server.socket, "getaddrinfo", lambda *_, **__: found)
+    addresses = [(family, socket.SOCK_STREAM, 0, "", (address, 0)) for family, address in kinds]
+    monkeypatch.setattr(server.socket, "getaddrinfo", lambda *_, **__: addresses)
     with server.listen("name.example", 0) as listening:
         assert listening.getsockname()[0] == "127.0.0.1"
 
@@ -206,8 +206,10 @@ def test_it_ends_at_once_while_it_works(number, status):
     process.send_signal(number)
     assert process.wait(9) == status and time.monotonic() < began + 2
     busy.join()
-    said = process.stderr.read()
-    assert re.search(r"^127\.0\.0\.1 GET /health 200 \d\.\d{3} s\n\Z", said, re.MULTILINE) and "secret" not in said
+    printed = process.stderr.read()
+    assert (
+        re.search(r"^127\.0\.0\.1 GET /health 200 \d\.\d{3} s\n\Z", printed, re.MULTILINE) and "secret" not in printed
+    )
 
 
 def test_what_is_served_is_called_before():
@@ -236,9 +238,9 @@ def test_what_is_served_is_called_before():
 def test_a_model_of_another_kind_has_its_signatures_only(kind, tmp_path):
     """As TensorFlow runs them."""
     tokenizer = tt.Tokenizer.train_from_iterator(["Where is the red door?", "The old woman opens it."] * 53, 310)
-    made = {"label": classifier, "labels": tagger}[kind](tokenizer.vocab_size)
+    model = {"label": classifier, "labels": tagger}[kind](tokenizer.vocab_size)
     options = {"max_length": 19, "labels": ["a", "b", "c"], "by_word": kind == "labels"}
-    tt.TextModel(made, tokenizer, **options).save(tmp_path / "kinds/7")
+    tt.TextModel(model, tokenizer, **options).save(tmp_path / "kinds/7")
     model = ServedModel(tmp_path / "kinds")
     flask, texts = server.app(model), ["Where is it?", "a", "", "Two doors. " * 29]
     server.warm_up(flask, model)
@@ -261,8 +263,8 @@ def test_rows_that_run_in_parts_are_those_that_run_together(signature, saved, mo
     key = "key" if signature == "model_info" else "text"
     inputs = {key: tf.constant(["a", "The old woman opens the red door.", "n_best", "Two doors.", ""] * 3)}
     defaults = served.signatures[signature].defaults
-    others = {name: tf.constant(tf.make_ndarray(defaults[name])) for name in defaults}
-    expected = graph(**inputs, **others)
+    options = {name: tf.constant(tf.make_ndarray(defaults[name])) for name in defaults}
+    expected = graph(**inputs, **options)
     turns = []
     monkeypatch.setattr(Turns, "__enter__", lambda self: turns.append(1))
     monkeypatch.setattr(Turns, "__exit__", lambda *_: None)

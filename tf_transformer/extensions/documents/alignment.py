@@ -17,11 +17,12 @@ AFTER = ("lost", "note")  # kinds of marks that follow a word
 class _Node:
     """An element, or a mark at one position, in a sentence."""
 
-    def __init__(self, start: int, before: str = "", place: int = 0, kind: str = "", opens: bool = True) -> None:
+    def __init__(self, start: int, before: str = "", position: int = 0, kind: str = "", opens: bool = True) -> None:
         self.start, self.end, self.before, self.after = start, start, before, ""
-        self.place = place  # among the sentence's marks
-        self.opens, self.closes = opens, True  # here; not in a sentence before or after
-        self.kind = kind  # "kept", "lost" or "note", of a mark at one place
+        self.position = position  # index among the sentence's marks
+        # False if the tag is in a sentence before or after.
+        self.opens, self.closes = opens, True
+        self.kind = kind  # of a mark without text: "kept", "lost" or "note"
         self.parts = list[_Node]()
 
 
@@ -34,17 +35,17 @@ def _tree(sentence: Marked) -> _Node:
         path[-1].parts.append(node)
         path.append(node)
 
-    for place, mark in enumerate(sentence.marks):  # elements that begin before the sentence
-        if mark.kind == "close" and place not in sentence.partners:
+    for position, mark in enumerate(sentence.marks):  # elements that begin before the sentence
+        if mark.kind == "close" and position not in sentence.partners:
             begin(_Node(0, opens=False))
-    for place, mark in enumerate(sentence.marks):
+    for position, mark in enumerate(sentence.marks):
         if mark.kind == "open":
-            begin(_Node(mark.start, mark.raw, place))
+            begin(_Node(mark.start, mark.raw, position))
         elif mark.kind == "close":
             node = path.pop()
             node.end, node.after = mark.start, mark.raw
         elif mark.end == mark.start:
-            path[-1].parts.append(_Node(mark.start, mark.raw, place, mark.kind))
+            path[-1].parts.append(_Node(mark.start, mark.raw, position, mark.kind))
     for node in path[1:]:
         node.end, node.closes = len(sentence.text), False
     return root
@@ -63,11 +64,11 @@ class Placing:
             return
         self._source, self._output = words_of(aligned.source), words_of(aligned.text)
         self._targets, self._copies = dict[int, list[int]](), dict[str, list[int]]()
-        for place, (first, last) in enumerate(self._output):
-            self._copies.setdefault(aligned.text[first:last], []).append(place)
-        for place, link in enumerate(aligned.word_links()):
+        for position, (first, last) in enumerate(self._output):
+            self._copies.setdefault(aligned.text[first:last], []).append(position)
+        for position, link in enumerate(aligned.word_links()):
             if link is not None:
-                self._targets.setdefault(link, []).append(place)
+                self._targets.setdefault(link, []).append(position)
         self._link_signs()
 
     def _link_signs(self) -> None:
@@ -90,7 +91,7 @@ class Placing:
         placed = [
             (part, *(self._point(part) if part.kind else self._span(part.start, part.end))) for part in node.parts
         ]
-        placed.sort(key=lambda one: (one[0].opens, not one[0].closes, one[1], one[0].place))
+        placed.sort(key=lambda one: (one[0].opens, not one[0].closes, one[1], one[0].position))
         written, at = "", start
         for part, first, last in placed:
             first = min(max(first, at), end) if part.opens else start
@@ -98,7 +99,9 @@ class Placing:
             written += self._written(at, first)
             before = part.before
             if part.kind == "lost":
-                before = self._sentence.spaced(self._sentence.marks[part.place], self._text[:first], self._text[first:])
+                before = self._sentence.spaced(
+                    self._sentence.marks[part.position], self._text[:first], self._text[first:]
+                )
             written += before + self._within(part, first, last) + part.after
             at = last
         return written + self._written(at, end)
@@ -106,35 +109,35 @@ class Placing:
     def _span(self, start: int, end: int) -> Span:
         """Returns the span of the output that is linked to a span of the source."""
         words = range(self._word_after(start), bisect.bisect_left(self._source, (end, 0)))
-        found = sorted(place for word in words for place in self._targets.get(word, []))
-        if not found and words and self._output:  # words that none attended to
-            found = [(words[0] + words[-1]) * len(self._output) // (2 * len(self._source))]
-        if not found:
+        linked = sorted(position for word in words for position in self._targets.get(word, []))
+        if not linked and words and self._output:  # words that none attended to
+            linked = [(words[0] + words[-1]) * len(self._output) // (2 * len(self._source))]
+        if not linked:
             return self._point(_Node(start))
         for side in (0, -1):  # punctuation at an end belongs to what has some at that end itself
             if not words or not self._is_sign(self._source[words[side]], self._sentence.text):
-                while len(found) > 1 and self._is_sign(self._output[found[side]], self._text):
-                    found.pop(side)
-        if 2 * len(found) < found[-1] - found[0] + 1:  # they are far from each other: the longest run of neighbours
-            cuts = [index for index in range(1, len(found)) if found[index] > found[index - 1] + 2]
-            runs = itertools.pairwise([0, *cuts, len(found)])
-            found = max((found[first:last] for first, last in runs), key=len)
-        first, last = self._output[found[0]][0], self._output[found[-1]][1]
+                while len(linked) > 1 and self._is_sign(self._output[linked[side]], self._text):
+                    linked.pop(side)
+        if 2 * len(linked) < linked[-1] - linked[0] + 1:  # they are far from each other: the longest run of neighbours
+            cuts = [index for index in range(1, len(linked)) if linked[index] > linked[index - 1] + 2]
+            runs = itertools.pairwise([0, *cuts, len(linked)])
+            linked = max((linked[first:last] for first, last in runs), key=len)
+        first, last = self._output[linked[0]][0], self._output[linked[-1]][1]
         inner = self._within_word(start), self._within_word(end)
         first = inner[0] if inner[0] is not None and inner[0] <= last else first
         return self._whole(first, inner[1] if inner[1] is not None and inner[1] >= first else last)
 
-    def _word_after(self, place: int) -> int:
+    def _word_after(self, position: int) -> int:
         """Returns the index of the first source word that ends after a position."""
-        return bisect.bisect_right(self._source, place, key=lambda word: word[1])
+        return bisect.bisect_right(self._source, position, key=lambda word: word[1])
 
-    def _within_word(self, place: int) -> int | None:
+    def _within_word(self, position: int) -> int | None:
         """Returns the position for one within a source word, if its translation begins or ends alike."""
-        index = self._word_after(place)
-        if index == len(self._source) or self._source[index][0] >= place:
+        index = self._word_after(position)
+        if index == len(self._source) or self._source[index][0] >= position:
             return None
         start, end = self._source[index]
-        head, tail = self._sentence.text[start:place], self._sentence.text[place:end]
+        head, tail = self._sentence.text[start:position], self._sentence.text[position:end]
         targets = self._copies.get(head + tail, [])
         targets = targets if len(targets) == 1 else self._targets.get(index, [])
         first, last = self._output[targets[0]] if len(targets) == 1 else (0, 0)
@@ -150,29 +153,29 @@ class Placing:
         """Returns the position in the output for a mark: before the next word, or for a lost word after the last."""
         after, inner = self._word_after(node.start), self._within_word(node.start)
         if inner is not None:
-            place = inner
+            position = inner
         elif after in self._targets and not (node.kind in AFTER and after - 1 in self._targets):
-            place = self._output[self._targets[after][0]][0]
+            position = self._output[self._targets[after][0]][0]
         elif after - 1 in self._targets:
-            place = self._output[self._targets[after - 1][-1]][1]
+            position = self._output[self._targets[after - 1][-1]][1]
         else:
-            place = self._output[after * len(self._output) // (len(self._source) + 1)][0] if self._output else 0
+            position = self._output[after * len(self._output) // (len(self._source) + 1)][0] if self._output else 0
         if node.kind == "lost" and self._sentence.text[node.start : node.start + 1].isspace():
-            place = len(self._text[:place].rstrip())  # keeps this space after it
-        if node.kind == "lost" and (place == 0 or not self._text[place - 1].isspace()):
+            position = len(self._text[:position].rstrip())  # keeps this space after it
+        if node.kind == "lost" and (position == 0 or not self._text[position - 1].isspace()):
             # Not into what stands between spaces, but before a comma.
-            place = _AT_END.search(self._text, place).start()  # type: ignore[union-attr]
-        return self._whole(place, place)
+            position = _AT_END.search(self._text, position).start()  # type: ignore[union-attr]
+        return self._whole(position, position)
 
     def _whole(self, start: int, end: int) -> Span:
         """Widens a span so that it cuts no placeholder."""
         first, last = self._kept_around(start), self._kept_around(end)
         return first[0], max(first[0], last[1] if last[0] < end else end)
 
-    def _kept_around(self, place: int) -> Span:
+    def _kept_around(self, position: int) -> Span:
         """Returns the span of the placeholder around a position, or an empty one."""
-        index = bisect.bisect_left(self._kept, place, key=lambda kept: kept[0][0]) - 1
-        return self._kept[index][0] if index >= 0 and place < self._kept[index][0][1] else (place, place)
+        index = bisect.bisect_left(self._kept, position, key=lambda kept: kept[0][0]) - 1
+        return self._kept[index][0] if index >= 0 and position < self._kept[index][0][1] else (position, position)
 
     def _written(self, start: int, end: int) -> str:
         parts, index = [], bisect.bisect_left(self._kept, start, key=lambda kept: kept[0][0])

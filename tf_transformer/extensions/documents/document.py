@@ -110,7 +110,7 @@ def _kept_in(output: str, sentence: Marked) -> dict[Span, str] | None:
             around = sentence.text[max(0, start - 1) : start], sentence.text[end : end + 1]
             if any(map(str.isalnum, around)) or not (text[0].isalnum() or text[-1].isalnum()):
                 patterns[text] = re.escape(text)
-            else:  # "a" of <code>a</code> may be a part of a word, too
+            else:  # "a" of <code>a</code> may also be part of a word
                 patterns.setdefault(text, rf"(?<!\w){re.escape(text)}(?!\w)")
     if not raws:
         return {}

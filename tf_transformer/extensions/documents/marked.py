@@ -14,7 +14,7 @@ from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.values import BadInput, Count, checked, shown
 
 Splitter = Callable[[str], Sequence[str]]  # from a line to its sentences, which joined are the line
-# Scripts that do not separate words by spaces, and Hangul, whose endings touch a name; with their punctuation.
+# Scripts without spaces between words, and Hangul, whose endings touch a name. Both include their punctuation.
 DENSE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff00-\uffef"
 DENSE += "\U00020000-\U0003ffff"
 _WORD, _LETTER = rf"[^\W{DENSE}]", rf"[^\W\d_{DENSE}]"
@@ -47,7 +47,7 @@ PLACEHOLDERS = {
     r"|(?<!\w)(?<!\w[ \xa0\u202f])% [-+#0]?\d{0,4}(?:\.\d{1,4})?l{0,2}[dfgeiuxX](?![\w.'\u2019])",
 }
 PLACEHOLDER = re.compile("|".join(PLACEHOLDERS.values()))
-# Of a superscript that is no word: 1, [12], *, [a], −6.
+# Superscripts that are not words: 1, [12], *, [a], −6.
 NOTE = re.compile(r"\s*(?:[\d\s,;\u2013\u2212-]++|[*\u2020\u2021\u00a7\u00b6#]++|[\[(]\s?\w{1,3}\s?[\])])+\s*")
 # What a placeholder is kept together with, if it touches it.
 BRACKETS = dict(zip(")]}\u300d\u300f\uff09\u3011\u300b", "([{\u300c\u300e\uff08\u3010\u300a", strict=True))
@@ -63,7 +63,7 @@ myamy nldnl ocioc panpa pltmg polpl porpt quyqu rusru sagsg sansa slksk spaes ta
 wolwo
 """
 WINDOW = 4_096  # characters that are split at once
-# Where a text is cut, the best place first: after a semicolon, a colon or a dash; after a comma; at a space.
+# Where a text is cut, the best position first: after a semicolon, a colon or a dash; after a comma; at a space.
 BREAKS = ["[;:\u2026\u2013\u2014]\\s+|[\uff1b\uff1a\u3002]", "[,\u060c]\\s+|[\u3001\uff0c]", r"\s+"]
 
 
@@ -73,7 +73,7 @@ class Mark(NamedTuple):
     start: int
     end: int  # after `start` only if the mark stands for these characters, such as an address, or <code>
     raw: str  # as the document has it
-    kind: str = "kept"  # or "open" or "close", of an element's tags; "lost", of words; or "note", after a word
+    kind: str = "kept"  # or "open" and "close" (tags), "lost" (words), "note" (after a word)
     element: int = 0  # the same number for both of its tags
 
 
@@ -108,11 +108,11 @@ class Marked:
         first = bisect.bisect_left(self.marks, start, key=lambda mark: mark.start)
         last = bisect.bisect_right(self.marks, end, key=lambda mark: mark.end)
 
-        def within(place: int, kind: str) -> bool:
-            mark = self.marks[place]
-            if mark.kind == "note":  # of a word, and not of a sentence
+        def within(position: int, kind: str) -> bool:
+            mark = self.marks[position]
+            if mark.kind == "note":  # It belongs to a word.
                 return start < mark.start and self.text[mark.start - 1].isalnum()
-            tag = place if mark.kind == kind else self.partners.get(place, place)
+            tag = position if mark.kind == kind else self.partners.get(position, position)
             return mark.end > mark.start or start < self.marks[tag].start < end
 
         while first < last and self.marks[first].start == start and not within(first, "close"):
@@ -161,20 +161,20 @@ class Marked:
         A space between two sentences is removed if the output's writing has none there, like Chinese, and added if
         only the source's has none.
         """
-        parts, begun, last, seen, before, tags = list[str](), 0, 0, 0, "", set[str]()
+        parts, sentence_start, last, seen, before, tags = list[str](), 0, 0, 0, "", set[str]()
         for (start, end), output in zip(spans, outputs, strict=True):
             first, after = self._inside(start, end)
             marks, space = self.marks[seen:first], self.text[last:start]
-            wide = _ends_wide(self.text[max(begun, last - 9) : last]), _ends_wide(before, tags)
+            wide = _ends_wide(self.text[max(sentence_start, last - 9) : last]), _ends_wide(before, tags)
             new = {(True, False): " ", (False, True): ""}.get(wide, space) if before and space in ("", " ") else space
             if new == space or any(mark.kind == "lost" or mark.end > mark.start for mark in marks):
                 parts.append(self._written(last, start, marks))
-            else:  # after end tags, and before start tags
+            else:  # Put the space after end tags.
                 closed = next((i for i, mark in enumerate(marks) if mark.kind == "open"), len(marks))
                 raws = [mark.raw for mark in marks]
                 parts.append("".join([*raws[:closed], new, *raws[closed:]]))
             tags = {mark.raw for mark in self.marks[first:after]}
-            begun, last, seen, before = start, end, after, output
+            sentence_start, last, seen, before = start, end, after, output
         return [*parts, self._written(last, len(self.text), self.marks[seen:])]
 
     def sentences(self, splitter: Splitter) -> list[Span]:
@@ -185,13 +185,13 @@ class Marked:
         """
         spans, start = list[Span](), 0
         for line in self.text.splitlines(keepends=True) if self.newline == "ends" else [re.sub(r"\s", " ", self.text)]:
-            body, (place, _) = line.strip(), self._stripped(start, start + len(line))
+            body, (position, _) = line.strip(), self._stripped(start, start + len(line))
             pieces = list(splitter(body)) if body else []
             if not all(isinstance(piece, str) for piece in pieces) or "".join(pieces) != body:
                 raise BadInput(f"sentences: expected parts of the text, which joined are the text, got {shown(pieces)}")
             for piece in pieces:
-                first, end = self._stripped(place, place + len(piece))
-                place += len(piece)
+                first, end = self._stripped(position, position + len(piece))
+                position += len(piece)
                 if spans and first < end and self._kept_around(spans[-1][1]) > spans[-1][1]:
                     spans[-1] = spans[-1][0], end  # A mark's characters would be cut.
                 elif first < end:
@@ -200,14 +200,14 @@ class Marked:
         return spans
 
     def _stripped(self, start: int, end: int) -> Span:
-        """Returns a span without white space at its ends; if it has nothing else, the start is after the end."""
+        """Returns a span without white space at its ends. The start of a blank one is after its end."""
         body = self.text[start:end]
         return start + len(body) - len(body.lstrip()), start + len(body.rstrip())
 
-    def _kept_around(self, place: int) -> int:
+    def _kept_around(self, position: int) -> int:
         """Returns the end of the mark's characters around a position, or the position."""
-        after = bisect.bisect_left(self._kept, (place, 0))
-        return max(place, self._kept[after - 1][1]) if after else place
+        after = bisect.bisect_left(self._kept, (position, 0))
+        return max(position, self._kept[after - 1][1]) if after else position
 
     @functools.cached_property
     def _kept(self) -> list[Span]:
@@ -221,7 +221,9 @@ class Marked:
             goal, low = round(i * step), places[-1] + 1
             window = max(low, round((i - 0.4) * step)), round((i + 0.4) * step)
             ends = [[match.end() for match in re.compile(each).finditer(self.text, *window)] for each in BREAKS]
-            best = next((min(found, key=lambda place: abs(place - goal)) for found in ends if found), max(goal, low))
+            best = next(
+                (min(found, key=lambda position: abs(position - goal)) for found in ends if found), max(goal, low)
+            )
             # An accent belongs to the character before it.
             while best < len(self.text) and unicodedata.category(self.text[best]) in ("Mn", "Mc", "Me", "Cf"):
                 best += 1
@@ -296,7 +298,7 @@ class Marked:
             shift, text = last - len(text), text + self.text[last:start]
             is_last = text[-1:] == " " and not (marks and marks[-1].start == len(text))  # nothing is after the space
             if kind == "lost" and start < end and is_last and not self.text[end : end + 1].isalnum():
-                text = text[:-1]  # before a comma, an end or another space
+                text = text[:-1]  # It would stand before a comma or another space.
             for mark in self.marks[seen:first]:
                 begin, close = (min(position - shift, len(text)) for position in mark[:2])
                 marks.append(mark._replace(start=begin, end=close))
@@ -356,7 +358,7 @@ def sentences_in(language: str = "") -> Splitter:
             pieces = segment(code, text[ends[-1] : ends[-1] + size])
             whole = ends[-1] + size >= len(text)
             size = WINDOW if len(pieces) > 1 else 2 * size
-            if whole or len(pieces) > 1:  # The last one may go on.
+            if whole or len(pieces) > 1:  # The last one may be incomplete.
                 ends += itertools.accumulate(map(len, pieces[: None if whole else -1]), initial=ends.pop())
         return [line[start:end] for start, end in itertools.pairwise(ends)]
 

@@ -1,6 +1,6 @@
 """Splits HTML and XML into parts to translate, and the rest.
 
-Only sentences change. In them, character references become characters, except for &amp;, &lt;, &gt; and &nbsp;. The
+Only sentences change. In them, character references become characters, except for markup characters and &nbsp;. The
 rest is copied unchanged.
 """
 

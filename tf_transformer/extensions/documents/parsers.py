@@ -63,8 +63,8 @@ def _tokens(document: str) -> Iterator[tuple[str, str, int, int]]:
         if name in ("svg", "math") and not closed:
             foreign = max(0, foreign + (1 if kind == "open" else -1))
         if kind == "open" and name in RAW and not (closed and foreign):
-            found = re.compile(rf"</{name}(?=[{_S}/>])|\Z", re.IGNORECASE).search(document, end)
-            start, end = end, found.start()  # type: ignore[union-attr]
+            end_tag = re.compile(rf"</{name}(?=[{_S}/>])|\Z", re.IGNORECASE).search(document, end)
+            start, end = end, end_tag.start()  # type: ignore[union-attr]
             if start < end:
                 yield "raw", name, start, end
 
@@ -243,5 +243,7 @@ def read_xml(document: str) -> Read:
             errors.append(error)
     is_part = expat.errors.messages[errors[0].code] in _OF_PARTS
     cause = errors[is_part]
-    where = f"line {cause.lineno}, column {cause.offset + 1 - len('<x>') * (is_part and cause.lineno == 1)}"
-    raise BadInput(f"document: expected well-formed XML, got {expat.errors.messages[cause.code]} in {where}") from cause
+    position = f"line {cause.lineno}, column {cause.offset + 1 - len('<x>') * (is_part and cause.lineno == 1)}"
+    raise BadInput(
+        f"document: expected well-formed XML, got {expat.errors.messages[cause.code]} in {position}"
+    ) from cause

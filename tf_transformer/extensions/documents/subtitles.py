@@ -52,7 +52,7 @@ class Captions(Marked):
         return "".join(written)
 
     def _in_lines(self, span: Span, output: str) -> str:
-        """Breaks an output where its sentence has newlines, by the share of its length, between words."""
+        """Breaks an output line_number its sentence has newlines, by the share of its length, between words."""
         text, output = self.text[slice(*span)], re.sub(r"[\r\n]", " ", output)
         tags = {i for match in TAG.finditer(output) for i in range(*match.span())}
         spots, length = list[tuple[int, int, int]](), 0  # by position without tags and with them, and width
@@ -63,16 +63,16 @@ class Captions(Marked):
                 elif i and is_wide(character) and is_wide(output[i - 1]) and unicodedata.category(character)[0] != "P":
                     spots.append((length, i, 0))
                 length += 1
-        goals = [place * length / len(text) for place, character in enumerate(text) if character == "\n"]
+        goals = [position * length / len(text) for position, character in enumerate(text) if character == "\n"]
         lines, low, last = list[str](), 0, 0
         for count, goal in zip(range(len(goals), 0, -1), goals, strict=True):
             high = max(low, len(spots) - count + 1)
             near = bisect.bisect_left(spots, (goal, 0, 0), low, high)
-            some = spots[max(low, near - 1) : min(near + 1, high)]
-            spot = min(some, key=lambda spot: abs(spot[0] - goal), default=(length, len(output), 0))
-            low, place, width = bisect.bisect_right(spots, spot), *spot[1:]
-            lines.append(output[last:place])
-            last = place + width
+            candidates = spots[max(low, near - 1) : min(near + 1, high)]
+            spot = min(candidates, key=lambda spot: abs(spot[0] - goal), default=(length, len(output), 0))
+            low, position, width = bisect.bisect_right(spots, spot), *spot[1:]
+            lines.append(output[last:position])
+            last = position + width
         return "\n".join([*lines, output[last:]])
 
 
@@ -108,8 +108,10 @@ def _read(document: str) -> tuple[list[tuple[timedelta, timedelta]], list[_Line]
     for caption, (start, end) in enumerate(bounds, -1):
         for raw in re.findall(r"[^\n]*\n|[^\n]+", document[start:end]):
             if ("-->" in raw and re.search(r"\d", raw)) or (caption < 0 and raw.strip("\ufeff \t\r\n")):
-                where = f"line {document.count(chr(10), 0, start) + 1}"
-                raise BadInput(f"{where}: expected a time such as 00:00:01,000 --> 00:00:02,500, got {shown(raw)}")
+                line_number = f"line {document.count(chr(10), 0, start) + 1}"
+                raise BadInput(
+                    f"{line_number}: expected a time such as 00:00:01,000 --> 00:00:02,500, got {shown(raw)}"
+                )
             lines += _line(raw, start, caption)
             start += len(raw)
         if caption + 1 < len(headers):
@@ -121,7 +123,7 @@ def _read(document: str) -> tuple[list[tuple[timedelta, timedelta]], list[_Line]
     return times, lines
 
 
-def _line(raw: str, place: int, caption: int) -> list[_Line]:
+def _line(raw: str, position: int, caption: int) -> list[_Line]:
     """Returns the words of a line, without the tags, notes and dash around them, or nothing."""
     blanked = TAG.sub(lambda tag: " " * len(tag[0]), raw).rstrip(BLANK + "\n")
     start, end = len(blanked) - len(blanked.lstrip(BLANK)), len(blanked)
@@ -140,7 +142,7 @@ def _line(raw: str, place: int, caption: int) -> list[_Line]:
         tags = [*TAG.finditer(raw, start, end)]
         if 2 * len(_pairs(tags)) == sum(tag[2] is not None for tag in tags):
             break
-    return [_Line(place + start, place + end, caption, begins, closes or bool(ENDS.search(words[-9:])), closes)]
+    return [_Line(position + start, position + end, caption, begins, closes or bool(ENDS.search(words[-9:])), closes)]
 
 
 def _pairs(tags: Sequence[re.Match[str]]) -> dict[int, int]:
