@@ -245,7 +245,7 @@ def test_xml_may_have_names_of_its_own_and_no_bombs():
     assert time.monotonic() - began < 30
     for document, where in (
         ("<a>\n <b>\u00e9</a>", "mismatched tag in line 2, column 8"),
-        ("<a>go <b>", "no element elements in line 1, column 10"),
+        ("<a>go <b>", "no element found in line 1, column 10"),
         ("go </b>", "mismatched tag in line 1, column 6"),
         ("\ud800<a/>", "invalid token\\) in line 1, column 1"),
     ):
