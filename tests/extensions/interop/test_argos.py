@@ -1,4 +1,4 @@
-"""A package for Argos Translate: its own installer opens it, and it translates as CTranslate2 does."""
+"""A package for Argos Translate, which installs it and translates like CTranslate2."""
 
 import json
 import subprocess
@@ -61,9 +61,9 @@ def test_a_package_has_the_files_of_an_export_to_ctranslate2(translator, texts, 
     assert metadata["from_code"] == "en" and metadata["to_code"] == "de" and metadata["package_version"] == "3.0"
     assert "- license: cc0-1.0" in (root / "README.md").read_text("utf-8")
     translator.save(tmp_path / "same", format="ctranslate2")
-    some = texts[:11]
-    same = outputs(tmp_path / "same", tmp_path / "same" / "tokenizer.model", some)
-    assert outputs(root / "model", root / "sentencepiece.model", some) == same and len(set(same)) > 5
+    first_texts = texts[:11]
+    same = outputs(tmp_path / "same", tmp_path / "same" / "tokenizer.model", first_texts)
+    assert outputs(root / "model", root / "sentencepiece.model", first_texts) == same and len(set(same)) > 5
 
 
 def test_argos_translate_installs_and_translates(translator, texts, package, tmp_path):

@@ -1,4 +1,4 @@
-"""Translators with fewer pieces: the same tokens, and the same logits of the pieces that stay."""
+"""Translators with fewer pieces: the same tokens, and the same logits of the pieces that are kept."""
 
 import runpy
 from pathlib import Path
@@ -104,6 +104,14 @@ def test_scripts_of_the_texts_stay_whole():
     assert small.tokenizer.vocab_size < both.tokenizer.vocab_size < translator.tokenizer.vocab_size
 
 
+def test_texts_may_have_other_scripts_than_the_vocabulary():
+    translator = own("bpe")
+    small = translator.trimmed(
+        [*LATIN, "\u0928\u092e\u0938\u094d\u0924\u0947 \U0001f642"]
+    )  # Devanagari, spelled in bytes
+    assert small.tokenizer.vocab_size == translator.trimmed(LATIN).tokenizer.vocab_size
+
+
 def test_languages_stay_by_choice(tmp_path):
     many = tt.Translator.from_pretrained(M2M100, source_language="en", target_language="de")
     small = many.trimmed(["The old woman.", "Ein Haus."], languages=["fr"])
@@ -131,7 +139,8 @@ def test_exports_answer_as_the_translator(kind, format, tmp_path):
         ("abc", {}, "^texts: expected texts of both languages, such as .*, got 'abc'$"),
         ([], {}, "^texts: expected texts"),
         (["a", 3], {}, "^texts: expected texts"),
-        (["a"], {"scripts": ["KLINGON"]}, "^scripts: expected some of CJK, CYRILLIC, LATIN, .* got KLINGON$"),
+        (["a"], {"scripts": ["KLINGON"]}, "^scripts: expected names among CJK, CYRILLIC, LATIN, .* got KLINGON$"),
+        (["a"], {"scripts": "LATIN"}, "^scripts: expected a list of names, got 'LATIN'$"),
         (["a"], {"languages": ["de"]}, "^languages?: expected"),
     ],
 )

@@ -8,9 +8,12 @@ import time
 
 from test_documents import Words
 
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.extensions.server import app as server
 from tf_transformer.extensions.server.limits import Limits
 
+REQUEST = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
+OPTIONS = {name: option.default for name, option in REQUEST.items()} | {"beam_size": 3, "max_length": 9}
 PAIR = {"source_language": "en", "target_language": "de"}
 
 
@@ -80,3 +83,18 @@ def raw(port, request):
         response = http.client.HTTPResponse(connection)
         response.begin()
         return response.status, json.loads(response.read())
+
+
+def asking(client):
+    """Returns a function that POSTs a body, JSON or bytes, and returns the status and the JSON of the response."""
+
+    def ask(body, path="/v1/models/name:predict"):
+        response = client.post(path, data=body if isinstance(body, bytes) else json.dumps(body))
+        assert response.content_type == "application/json"
+        return response.status_code, json.loads(response.data)
+
+    return ask
+
+
+def page(client):
+    return client.get("/").get_data(as_text=True)

@@ -8,7 +8,7 @@ import chromium
 import pytest
 from browser import needs_browser
 from checkpoints import M2M100
-from requesting import REQUEST, page
+from serving import REQUEST, page
 
 import tf_transformer as tt
 

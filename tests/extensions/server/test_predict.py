@@ -11,7 +11,7 @@ import pytest
 from conftest import TEXTS
 from hypothesis import given, settings
 from programs import fails
-from requesting import OPTIONS, REQUEST, asking
+from serving import OPTIONS, REQUEST, asking
 
 import tf_transformer as tt
 

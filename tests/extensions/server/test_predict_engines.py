@@ -13,7 +13,7 @@ import tf_transformer as tt
 
 pytest.importorskip("flask")
 
-from requesting import asking, page
+from serving import asking, page
 
 from tf_transformer.extensions.server.app import app
 from tf_transformer.extensions.server.model import ServedModel, ServingError

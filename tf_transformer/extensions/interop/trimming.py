@@ -1,7 +1,7 @@
 """Translators with a smaller vocabulary: the pieces of some texts and of the scripts that these are written in.
 
 Many pieces of a multilingual vocabulary belong to scripts that a user never needs. Without them, embeddings, softmax
-and exports are smaller. A text of the kept scripts is tokenized as before, since all its pieces stay.
+and exports are smaller. A text of the kept scripts is tokenized as before, since all its pieces are kept.
 """
 
 import collections
@@ -10,7 +10,7 @@ import functools
 import itertools
 import json
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -28,7 +28,7 @@ from tf_transformer.tokenizers.piece_engine import engine_of
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, RESERVED, Tokenizer
 from tf_transformer.utils.values import shown
 
-SHARE = 0.01  # of the letters of the texts, from which on a script counts
+SHARE = 0.01  # A script with fewer letters than this share of the texts is not kept.
 
 
 def trimmed(
@@ -41,14 +41,18 @@ def trimmed(
     tokenizer, model = translator.tokenizer, translator.model
     if is_int8(model):
         raise BadInput("translator: expected weights of 16 or 32 bits, got int8. Trim it before astype.")
-    kept_scripts = scripts_of(texts) if scripts is None else {script.upper() for script in scripts}
-    known = {script for piece in tokenizer.tokens(range(FIRST_ID, tokenizer.vocab_size)) for script in _scripts(piece)}
-    if unknown := kept_scripts - known:
-        listed = ", ".join(sorted(known)[:99])
-        raise BadInput(f"scripts: expected some of {listed}, those of the vocabulary, got {', '.join(sorted(unknown))}")
+    for name, values in (("languages", languages), ("scripts", scripts)):
+        if isinstance(values, str):
+            raise BadInput(f"{name}: expected a list of names, got {shown(values)}")
+    chosen = scripts_of(texts) if scripts is None else {script.upper() for script in scripts}
+    pieces = tokenizer.tokens(range(FIRST_ID, tokenizer.vocab_size))
+    of_vocabulary = {script for piece in pieces for script in _scripts(piece)}
+    if scripts is not None and (unknown := chosen - of_vocabulary):
+        listed, got = ", ".join(sorted(of_vocabulary)[:99]), ", ".join(sorted(unknown))
+        raise BadInput(f"scripts: expected names among {listed}, the scripts of the vocabulary, got {got}")
     for language in languages or ():
         check_language("languages", language, list(tokenizer.languages))
-    rows = _Rows(tokenizer, texts, kept_scripts, languages)
+    rows = _Rows(tokenizer, texts, chosen, languages)
     models = [_with_rows(each, rows) for each in getattr(model, "models", [model])]
     return translator.replace(
         model=Ensemble(models) if hasattr(model, "models") else models[0], tokenizer=rows.tokenizer()
@@ -75,10 +79,10 @@ def _scripts(text: str) -> set[str]:
 
 
 class _Rows:
-    """The ids that stay, of sources and of targets, in their order."""
+    """Sorted ids to keep, of sources and of targets."""
 
     def __init__(
-        self, tokenizer: Tokenizer, texts: list[str], scripts: Collection[str], languages: Sequence[str] | None
+        self, tokenizer: Tokenizer, texts: list[str], scripts: set[str], languages: Sequence[str] | None
     ) -> None:
         self._tokenizer = tokenizer
         self._ids = dict(tokenizer.language_ids)
@@ -87,12 +91,12 @@ class _Rows:
             self._ids = {code: self._ids[code] for code in dict.fromkeys([*current, *languages])}
         dropped = {*tokenizer.language_ids.values()} - {*self._ids.values()}
         description = getattr(tokenizer, "description", {"silent": []})
-        # Control tokens, symbols and bytes come first.
+        # The first ids are control tokens, added strings and bytes.
         always = {*range(max(FIRST_ID, tokenizer.first_piece)), *self._ids.values(), *description["silent"]} - dropped
 
         def kept(pieces: list[str], rows: list[list[int]]) -> list[int]:
             used = {*itertools.chain(*rows)} | {pieces.index(token) for token in tokenizer.added}
-            foreign = [pieces[id] for id in used - always if not _scripts(pieces[id]) <= {*scripts}]
+            foreign = [pieces[id] for id in used - always if not _scripts(pieces[id]) <= scripts]
             # SentencePiece makes a piece from its parts.
             parts = {piece[i:j] for piece in foreign for i, j in itertools.combinations(range(len(piece) + 1), 2)}
             return [
@@ -102,7 +106,7 @@ class _Rows:
                 or id in used
                 or piece in parts
                 or RESERVED.fullmatch(piece)
-                or (id not in dropped and _scripts(piece) <= {*scripts})
+                or (id not in dropped and _scripts(piece) <= scripts)
             ]
 
         sources, targets = tokenizer.encode(texts), tokenizer.encode_target(texts)
@@ -118,7 +122,8 @@ class _Rows:
         """Returns the tokenizer with these ids, numbered from 0."""
         old = self._tokenizer
         if not isinstance(old, PieceTokenizer):
-            return type(old)(_with_pieces(old.model, lambda id, piece: id in {*self.target}))
+            kept = {*self.target}
+            return type(old)(_with_pieces(old.model, lambda id, piece: id in kept))
         contents: dict[str, Any] = dict(old.contents)
         target = old.tokens(self.target)
         source = old.source_tokens(self.source)
@@ -140,7 +145,7 @@ class _Rows:
 
 def _with_pieces(model: bytes, keeps: Callable[[int, str], bool]) -> bytes:
     """Returns a serialized SentencePiece model with its special pieces, and those that `keeps` returns true for."""
-    # SentencePiece's own module needs a newer protobuf than TensorFlow. Fields without a description stay as they are.
+    # SentencePiece's Python module needs a newer protobuf than TensorFlow. Fields without a description are copied.
     file = descriptor_pb2.FileDescriptorProto(name="pieces.proto", syntax="proto2")
     field = file.message_type.add(name="Model").field.add(name="pieces", number=1)
     field.type, field.label = field.TYPE_BYTES, field.LABEL_REPEATED
