@@ -207,6 +207,7 @@ def test_splitters_that_lose_text_and_unknown_formats_are_refused():
 
 
 @MANY
+@hypothesis.example(["--a", "{name}", "-"], True, 1)
 @hypothesis.given(
     st.lists(st.text("abé'-", min_size=1, max_size=3) | st.sampled_from(PLACEHOLDERS), max_size=9),
     st.booleans(),

@@ -6,11 +6,16 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import sentencepiece
 from checkpoints import M2M100, MARIAN
 from conftest import random_model
 
 import tf_transformer as tt
-from tf_transformer.tokenizers.tokenizer import EOS_ID
+from tf_transformer.extensions.interop.families.marian.model import MarianConfig
+from tf_transformer.extensions.interop.families.marian.tokenizer import SOURCE, TARGET, MarianTokenizer
+from tf_transformer.extensions.interop.families.pieces import VOCABULARY, archive_of
+from tf_transformer.models.families import build_model
+from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID
 
 MIXED = [
     "The old woman opens the red door.",
@@ -110,6 +115,18 @@ def test_texts_may_have_other_scripts_than_the_vocabulary():
         [*LATIN, "\u0928\u092e\u0938\u094d\u0924\u0947 \U0001f642"]
     )  # Devanagari, spelled in bytes
     assert small.tokenizer.vocab_size == translator.trimmed(LATIN).tokenizer.vocab_size
+
+
+def test_bytes_are_kept():
+    model = own("bpe").tokenizer.model
+    engine = sentencepiece.SentencePieceProcessor(model_proto=model)
+    pieces = ["<a>", "<b>", "</s>", "<unk>", *map(engine.id_to_piece, range(5, engine.vocab_size()))]
+    tokenizer = MarianTokenizer(archive_of({SOURCE: model, TARGET: model, VOCABULARY: pieces}))
+    sizes = {"num_decoder_heads": 2, "decoder_d_ff": 31, "num_decoder_layers": 1}
+    config = MarianConfig(1, 14, 31, 2, vocab_size=len(pieces), **sizes)
+    small = tt.Translator(build_model(config), tokenizer).trimmed(MIXED[1:2], scripts=["CYRILLIC"]).tokenizer
+    assert small.vocab_size < tokenizer.vocab_size
+    assert UNKNOWN_ID not in small.encode(["Zebra"])[0] and small.decode(small.encode(["Zebra"])) == ["Zebra"]
 
 
 def test_languages_stay_by_choice(tmp_path):
