@@ -226,6 +226,10 @@ def test_malformed_files_are_refused_in_a_line():
         Words().document("WEBVTT\n\n" + captions("a"), "srt")
     with pytest.raises(BadInput, match=r"^line 6: expected a time such as .*, got '00:00:xx --> 00:00:02,000\\n'$"):
         Words().document(captions("a") + "2\n00:00:xx --> 00:00:02,000\nb", "srt")
+    with pytest.raises(BadInput, match=r"^line 2: expected a time such as .*, got '00:00:0x --> 00:00:02\\n'$"):
+        Words().document("1\n00:00:0x --> 00:00:02\nHello\n", "srt")
+    with pytest.raises(BadInput, match=r"^line 1: expected a time such as .*, got '12\\n'$"):
+        Words().document("12\nHello\n", "srt")
     with pytest.raises(BadInput, match="^caption 2: expected a time, got one that is too long"):
         Words().document(captions("a") + "2\n" + "9" * 99 + ":00:00,000 --> 00:00:02,000\nb", "srt")
     assert [Words().document(text, "srt") for text in ("", "\ufeff\n", " \r\n")] == ["", "\ufeff\n", " \r\n"]

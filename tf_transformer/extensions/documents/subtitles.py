@@ -107,7 +107,10 @@ def _read(document: str) -> tuple[list[tuple[timedelta, timedelta]], list[_Line]
     bounds = zip([0, *(match.end() for match in headers)], ends, strict=True)
     for caption, (start, end) in enumerate(bounds, -1):
         for raw in re.findall(r"[^\n]*\n|[^\n]+", document[start:end]):
-            if ("-->" in raw and re.search(r"\d", raw)) or (caption < 0 and raw.strip("\ufeff \t\r\n")):
+            content = raw.strip("\ufeff \t\r\n")
+            # A number may precede the line to report.
+            is_other = caption < 0 and content and not (content.isdecimal() and "-->" in document[start:end])
+            if ("-->" in raw and re.search(r"\d", raw)) or is_other:
                 line_number = f"line {document.count(chr(10), 0, start) + 1}"
                 raise BadInput(
                     f"{line_number}: expected a time such as 00:00:01,000 --> 00:00:02,500, got {shown(raw)}"
