@@ -9,7 +9,7 @@ from flask import Blueprint, abort, request
 
 from tf_transformer.extensions.documents.document import FORMATS
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
-from tf_transformer.extensions.server.languages import Detector, known_as, name_of, short
+from tf_transformer.extensions.server.languages import Detector, known_as, name_of
 from tf_transformer.extensions.server.limits import Limits, Rates
 from tf_transformer.extensions.server.model import InTurns
 from tf_transformer.extensions.server.predict import parsed
@@ -116,7 +116,7 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
         detected = languages.detected(" ".join(texts), sources=True)[0] if source == "auto" else None
         source = detected["language"] if detected else languages.of_request("source", source)
         chosen = search | (dict(zip(LANGUAGES, (source, target), strict=True)) if engine.languages else {})
-        sentences = sentences_in(short(source))
+        sentences = sentences_in(source)
         outputs = engine.document(texts, kind, sentences=sentences, **chosen)
         reply: dict[str, Any] = {"translatedText": outputs}
         if count:

@@ -17,7 +17,6 @@ from google.protobuf.json_format import MessageToDict
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
-from tf_transformer.extensions.server.languages import short
 from tf_transformer.extensions.server.limits import Limits
 from tf_transformer.extensions.server.model import DEFAULT_SIGNATURE, ServedModel, ServingError
 from tf_transformer.inference.engine import Engine
@@ -75,7 +74,7 @@ def translated(engine: Engine, text: str, options: Mapping[str, Any]) -> dict[st
     """Translates a plain text, like `Engine.document`. Returns its sentences, and what is between translations."""
     language = options.get("source_language", engine.metadata.get("source_language", ""))
     marked = Marked(text).with_placeholders()
-    spans = marked.sentences(sentences_in(short(str(language))))
+    spans = marked.sentences(sentences_in(str(language)))
     sources = [text[start:end] for start, end in spans]
     translations = engine.document(sources, sentences=lambda line: [line], **options)
     between = marked.between(spans, translations)
