@@ -25,7 +25,7 @@ from tf_transformer.utils.type_names import VocabularyKind
 from tf_transformer.utils.values import documentation, plain_type
 
 HERE = "here"  # the device of --dry-run without a value
-CONFIG_OPTIONS = ("vocab_size", "dropout", "num_decoder_layers")
+CONFIG_OPTIONS = ("vocab_size", "dropout", "num_layers", "num_decoder_layers")
 EXPORTS = ("extra_length", "max_source_length")  # search options of `tf-transformer export`, not of training
 METAVARS = {int: "N", float: "X", str: "WORD"}
 
