@@ -39,7 +39,8 @@ SPAN, CALL = re.compile(r"`([^`]+)`"), re.compile(r"tf-transformer \w|python -m"
 DRY = r"""PATH=; exec 3>&1
 record() { { printf '%s\037' "$@"; printf '\036'; } >&3; }
 tf-transformer() { record tf-transformer "$@"; }; python() { record python "$@"; }; python3() { record python "$@"; }
-for other in . argospm curl docker git hf jupyter make node pip pytest sh tensorboard; do eval "$other() { :; }"; done
+others='. argospm cp curl docker git grep head hf jupyter make mv node paste pip pytest sacrebleu sh tail tensorboard'
+for other in $others; do eval "$other() { :; }"; done
 """
 
 
