@@ -72,7 +72,7 @@ class StagedCorpus(Corpus):
         assert isinstance(self.train, Source)
         texts = both_directions(self.train.rows()), with_translations(self.train.rows(), self.teachers)
         encode, longest = self.train.encoder(batching.tokenizer), self.max_length or 0
-        stages = [tokenized(text, encode, longest, batching.tokenizer.vocab_size) for text in texts]
+        stages = [tokenized([(encode, text)], longest, batching.tokenizer.vocab_size) for text in texts]
         both_ways, one_way = (Batches([Block.of(ids, longest)], batching.batch_tokens, batching.seed) for ids in stages)
         return StagedBatches(both_ways, one_way, self.methods)
 

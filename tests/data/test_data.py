@@ -45,7 +45,7 @@ def expected_rows(pairs, tokenizer):
 
 
 def ids_of(pairs, tokenizer, max_length=MAX_LENGTH):
-    return tokenized(rows_of(pairs), encoder_of(tokenizer), max_length, tokenizer.vocab_size)
+    return tokenized([(encoder_of(tokenizer), rows_of(pairs))], max_length, tokenizer.vocab_size)
 
 
 def test_an_epoch_holds_every_pair_once(corpus):

@@ -81,7 +81,7 @@ def check_pairs(source, pairs, bad, tmp_path, firsts=None):
     assert [part.number for part in parts] == list(range(len(parts)))
     assert [part.first for part in parts] == (firsts or list(range(0, len(pairs), 17)))
     assert encoded_pairs(pair for part in parts for pair in source.read(part)) == pairs
-    assert [(part.first + n + 1, *pair) for part in parts for n, *pair in source.good_pairs(part)] == good
+    assert [row for part in parts for row in source.rows(part)] == rows
     sample = [text.decode() for index in (1, 17) for text in pairs[index]]
     assert list(source.sample(parts, 2 * len(parts)))[2:6] == sample
     assert source.texts() == tuple([pair[side].decode() for _, *pair in good] for side in (0, 1))
@@ -241,7 +241,7 @@ def test_a_bad_pair_is_an_error_that_names_it(text):
     folder, _, tokenizer = text
 
     def read(source):
-        return tokenized(source.rows(), encoder_of(tokenizer), 256, 400)
+        return tokenized([(encoder_of(tokenizer), source.rows())], 256, 400)
 
     with pytest.raises(tt.BadInput, match="^source, pair 14: expected a sentence in UTF-8, got an empty line$"):
         read(Lines(folder / "text.json", skip_bad_lines=False))

@@ -157,12 +157,12 @@ def metadata_of(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def tokenized(rows: Iterable[Row], encode: Encode, max_length: int, vocab_size: int) -> Ids:
+def tokenized(segments: Iterable[tuple[Encode, Iterable[Row]]], max_length: int, vocab_size: int) -> Ids:
     """Tokenizes numbered pairs, and skips those with an empty side or one of more than `max_length` tokens with EOS."""
     dtype = np.uint16 if vocab_size <= 2**16 else np.int32
     columns: list[list[np.ndarray]] = [[np.zeros(0, dtype if column in (0, 2) else np.int64)] for column in range(5)]
-    remaining, total, began, logged = iter(rows), 0, time.monotonic(), time.monotonic()
-    while chunk := list(itertools.islice(remaining, CHUNK)):
+    total, began, logged = 0, time.monotonic(), time.monotonic()
+    for encode, chunk in ((encode, chunk) for encode, rows in segments for chunk in _chunks(rows)):
         numbers, *texts = zip(*chunk, strict=True)
         total += len(numbers)
         sides = []
@@ -179,6 +179,12 @@ def tokenized(rows: Iterable[Row], encode: Encode, max_length: int, vocab_size: 
             say(f"  tokenized {total:,} pairs, {total / (logged - began):,.0f} a second")
     source, source_lengths, target, target_lengths, lines = (np.concatenate(column) for column in columns)
     return Ids(Side.of(source, source_lengths), Side.of(target, target_lengths), lines, total - len(lines))
+
+
+def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    remaining = iter(rows)
+    while chunk := list(itertools.islice(remaining, CHUNK)):
+        yield chunk
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ class Corpus:
         source, references = self.dev
         train = self.train if isinstance(self.train, Source) else MemorySource(source, references)
         rows, tokenizer = rows_of(zip(source, train.learned(references), strict=True)), batching.tokenizer
-        ids = tokenized(rows, train.encoder(tokenizer), self.max_length or 0, tokenizer.vocab_size)
+        ids = tokenized([(train.encoder(tokenizer), rows)], self.max_length or 0, tokenizer.vocab_size)
         return Batches([Block.of(ids, self.max_length or 0)], batching.batch_tokens, seed=None)
 
     def ids(self, batching: Batching) -> Ids:
@@ -135,7 +135,8 @@ class Corpus:
             # Damaged ids are made again.
             with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, OSError):
                 return Ids.load(folder, int(metadata["skipped"]))
-        return tokenized(self.train.rows(), self.train.encoder(tokenizer), self.max_length or 0, tokenizer.vocab_size)
+        segments = self.train.encoded(tokenizer, self.train.segments())
+        return tokenized(segments, self.max_length or 0, tokenizer.vocab_size)
 
     def keep_ids(self, batching: Batching, batches: Batches) -> None:
         """Stores the ids in the batching's folder for a run that resumes, if the source has a checksum."""

@@ -76,7 +76,7 @@ def token_batches(
     batch_sizes([max_length], batch_tokens)
 
     texts: Any = pairs.as_numpy_iterator() if hasattr(pairs, "as_numpy_iterator") else pairs
-    ids = tokenized(rows_of(texts), encoder_of(tokenizer), max_length, tokenizer.vocab_size)
+    ids = tokenized([(encoder_of(tokenizer), rows_of(texts))], max_length, tokenizer.vocab_size)
     batches = Batches([Block.of(ids, max_length)], batch_tokens, seed if shuffle else None)
     count = None if repeat else len(batches)
     if keras.backend.backend() != "tensorflow":

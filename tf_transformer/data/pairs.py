@@ -21,9 +21,11 @@ PairsOfPart = Annotated[int, between(1, 2**63 - 1)]
 Text = str | bytes
 Pair = tuple[Text, Text]  # source and target, as UTF-8 if they are bytes and not bad
 Row = tuple[int, bytes, bytes]  # a pair's number, source and target
+Languages = tuple[str, ...]  # codes of a source's and a target's language for a multilingual tokenizer, or ()
 Texts = tuple[list[str], list[str]]  # sources and their references
 # From sources and targets to the ids of each, without BOS and EOS.
 Encode = Callable[[Sequence[bytes], Sequence[bytes]], tuple[list[list[int]], list[list[int]]]]
+Segments = Iterable[tuple[Languages, Iterable[Row]]]  # rows by language pair
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,11 @@ class Source(abc.ABC):
             raise BadInput(f"tokenizer: {got}. Train one on the sources, or use tags that it has.")
         return encoder_of(tokenizer)
 
+    def encoded(self, tokenizer: Tokenizer, segments: Segments) -> Iterator[tuple[Encode, Iterable[Row]]]:
+        """Yields rows like those of `segments`, with `encoder` for their language pair."""
+        for languages, rows in segments:
+            yield self.encoder(tokenizer.with_languages(*languages)), rows
+
     def learned(self, references: Sequence[str]) -> list[str]:
         """Converts references of the dev set to training targets. Identity by default."""
         return list(references)
@@ -141,16 +148,22 @@ class Source(abc.ABC):
         """Returns all sources and all targets, for a dev or test set: `Corpus(train, dev=dev.texts())`."""
         return lists_of(pair for _, *pair in self.rows() if all(pair))
 
-    def rows(self) -> Iterator[Row]:
-        """Yields all pairs with their numbers, from 1. Both texts of a bad pair are empty, or it raises `BadInput`."""
-        for index, pair in enumerate(pairs_of_texts(self.pairs())):
-            yield index + 1, *(self._checked(index, pair) or (b"", b""))
+    def rows(self, part: Part | None = None) -> Iterator[Row]:
+        """Yields all pairs, or those of a shard, with their numbers in the corpus, from 1.
 
-    def good_pairs(self, part: Part) -> Iterator[Row]:
-        """Yields the good pairs of a shard, each with its index in the shard. A bad pair may raise `BadInput`."""
-        for index, pair in enumerate(pairs_of_texts(self.read(part), part.first)):
-            if good := self._checked(part.first + index, pair):
-                yield index, *good
+        Both texts of a bad pair are empty, or it raises `BadInput`. Copies of a pair share its number.
+        """
+        for _, rows in self.segments(part):
+            yield from rows
+
+    def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
+        """Yields `rows` by language pair, in order. A source without languages is one segment."""
+        yield (), self._rows(part)
+
+    def _rows(self, part: Part | None) -> Iterator[Row]:
+        pairs, first = (self.read(part), part.first) if part else (self.pairs(), 0)
+        for index, pair in enumerate(pairs_of_texts(pairs, first), first):
+            yield index + 1, *(self._checked(index, pair) or (b"", b""))
 
     def _checked(self, index: int, pair: Pair) -> tuple[bytes, bytes] | None:
         source, target = map(encoded, pair)

@@ -212,7 +212,8 @@ class Preparation:
 
     def hashes(self, part: Part, buckets: int) -> list[tuple[int, bytes]]:
         """Returns `hashed` of a shard's pairs."""
-        return hashed(part.number, self.source.good_pairs(part), buckets)
+        good = (row for row in self.source.rows(part) if all(row[1:]))
+        return hashed(part.number, ((number - part.first - 1, *texts) for number, *texts in good), buckets)
 
     def write(self, part: Part, drops: Iterable[bytes] = ()) -> dict[str, Any]:
         """Writes a shard atomically, unless it exists, and returns its entry of records.json.
@@ -225,11 +226,11 @@ class Preparation:
                 return stored
         dropped = dict.fromkeys(self.filters.chosen(), 0)
         tokenizer = _tokenizer(self.folder / "tokenizer.model", os.stat(self.folder / "tokenizer.model").st_mtime_ns)
-        rows, encode = self._rows(part, drops, dropped), self.source.encoder(tokenizer)
-        ids = tokenized(rows, encode, self.max_length, tokenizer.vocab_size)
+        segments = self.source.segments(part)
+        kept = ((languages, self._kept(part, rows, drops, dropped)) for languages, rows in segments)
+        ids = tokenized(self.source.encoded(tokenizer, kept), self.max_length, tokenizer.vocab_size)
         lengths = np.bincount(ids.lengths(), minlength=self.max_length + 1).tolist()
         metadata = {"shard": folder.name, "lengths": lengths, "tokens": list(ids.tokens()), "filtered": dropped}
-        ids = dataclasses.replace(ids, skipped=part.count - len(ids) - sum(dropped.values()))
         try:
             return ids.save(folder, metadata)
         except FileExistsError:
@@ -239,17 +240,18 @@ class Preparation:
             shutil.rmtree(folder)
             return ids.save(folder, metadata)
 
-    def _rows(self, part: Part, drops: Iterable[bytes], dropped: dict[str, int]) -> Iterator[Row]:
-        """Yields the pairs that the filters keep, with their numbers in the corpus, and counts the others."""
+    def _kept(self, part: Part, rows: Iterable[Row], drops: Iterable[bytes], dropped: dict[str, int]) -> Iterator[Row]:
+        """Yields the rows of the pairs that the filters keep, and counts the others."""
         duplicates = set(np.frombuffer(b"".join(drops), "u4").tolist())
-        for index, source, target in self.source.good_pairs(part):
+        for number, source, target in rows:
             texts = [source, target]
             for tag in self.source.symbols:
                 texts = [text.replace(tag.encode(), b"") for text in texts]
-            if reason := "duplicates" if index in duplicates else self.filters.reason(*texts):
+            reason = "duplicates" if number - part.first - 1 in duplicates else self.filters.reason(*texts)
+            if reason and source:
                 dropped[reason] += 1
             else:
-                yield part.first + index + 1, source, target
+                yield number, source, target
 
     def finish(self, shards: Iterable[dict[str, Any]]) -> dict[str, Any]:
         """Writes records.json with the entries from `write`, in any order, and removes the workers' files."""

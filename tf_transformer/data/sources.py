@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from tf_transformer.config import BadInput
 from tf_transformer.data.pairs import (
     Encode,
+    Languages,
     Pair,
     PairsOfPart,
     Row,
@@ -350,12 +351,19 @@ class TaggedSource(Source):
         for tag, source in self._by_tag():
             yield from ((_tagged(tag, text), target) for text, target in pairs_of_texts(source.pairs()))
 
-    def rows(self) -> Iterator[Row]:
-        number = 0
-        for tag, source in self._by_tag():
-            for _, text, target in source.rows():
-                number += 1
-                yield number, _tagged(tag, text) if text else text, target
+    def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
+        last = 0
+
+        def tagged(tag: str, first: int, rows: Iterator[Row]) -> Iterator[Row]:
+            nonlocal last
+            for number, text, target in rows:
+                last = first + number
+                yield last, _tagged(tag, text) if text else text, target
+
+        for tag, source, shard in [self._of(part)] if part else [(*pair, None) for pair in self._by_tag()]:
+            first = part.first - shard.first if part and shard else last
+            for languages, rows in source.segments(shard):
+                yield languages, tagged(tag, first, rows)
 
     @checked
     def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
@@ -369,10 +377,6 @@ class TaggedSource(Source):
     def read(self, part: Part) -> Iterator[Pair]:
         tag, source, shard = self._of(part)
         return ((_tagged(tag, text), target) for text, target in pairs_of_texts(source.read(shard), shard.first))
-
-    def good_pairs(self, part: Part) -> Iterator[Row]:
-        tag, source, shard = self._of(part)
-        return ((index, _tagged(tag, text), target) for index, text, target in source.good_pairs(shard))
 
     def _of(self, part: Part) -> tuple[str, Source, Part]:
         """Returns the tag and the source of a shard, and the source's shard, shortened like `part`."""
@@ -441,8 +445,16 @@ class HeldOut(Source):
     def pairs(self) -> Iterator[Pair]:
         return (pair for pair in self.source.pairs() if _hash(pair[0]) >= self._limit)
 
-    def rows(self) -> Iterator[Row]:
-        return (row for row in self.source.rows() if _hash(row[1]) >= self._limit)
+    @checked
+    def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
+        return self.source.parts(pairs, user_path(folder))
+
+    def read(self, part: Part) -> Iterator[Pair]:
+        return (pair for pair in self.source.read(part) if _hash(pair[0]) >= self._limit)
+
+    def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
+        for languages, rows in self.source.segments(part):
+            yield languages, (row for row in rows if _hash(row[1]) >= self._limit)
 
     def encoder(self, tokenizer: Tokenizer) -> Encode:
         return self.source.encoder(tokenizer)
