@@ -288,13 +288,13 @@ def test_a_source_in_memory_is_identified_by_its_contents(monkeypatch):
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (("dev.en", "dev.de"), r"expected a list of 2 lists( or None)?, got \('dev.en', 'dev.de'\)"),
-        ([], r"expected a list of 2 lists( or None)?, got \[\]"),
+        (("dev.en", "dev.de"), r"expected a list of 2 lists, .*a Source or a dictionary, got \('dev.en', 'dev.de'\)"),
+        ([], r"expected a list of 2 lists, .*a Source or a dictionary, got \[\]"),
         (([], []), "expected sources and their references, got none"),
         ((["a", 7], ["b", "c"]), "expected texts, got int at index 1"),
         ((["a"], [b"b"]), "expected texts, got bytes at index 0"),
         ((["a"], np.array([["b"]])), "expected texts, got ndarray at index 0"),
-        (({"a", "b"}, {"c", "d"}), r"expected a list of 2 lists( or None)?, got \(\{'.*"),
+        (({"a", "b"}, {"c", "d"}), r"expected a list of 2 lists, .*a Source or a dictionary, got \(\{'.*"),
         ((["a"], ["b", "c"]), "expected as many references as sources, 1, got 2"),
     ],
 )

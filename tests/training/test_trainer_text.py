@@ -44,7 +44,7 @@ def test_a_text_may_move_but_not_change(text, tmp_path):
     shutil.move(tmp_path / "here", tmp_path / "there")
     with pytest.MonkeyPatch.context() as patch:
         tokenized = corpora.tokenized
-        patch.setattr(corpora, "tokenized", lambda rows, *more: tokenized(of_dev(rows), *more))
+        patch.setattr(corpora, "tokenized", lambda segments, *more: tokenized(of_dev(segments), *more))
         second = prepared(trainer("there"))
     ids, again = (trainer._batches[0].blocks[0].read() for trainer in (first, second))
     for found, expected in zip(again.source + again.target, ids.source + ids.target, strict=True):
@@ -96,11 +96,12 @@ def test_damaged_ids_are_written_again_once(corpus, tmp_path, capsys):
     assert "damaged" not in capsys.readouterr().out
 
 
-def of_dev(pairs):
+def of_dev(segments):
     """Checks that these are the pairs of the dev set, which is smaller."""
-    pairs = list(pairs)
+    ((encode, rows),) = segments
+    pairs = list(rows)
     assert len(pairs) == 23
-    return pairs
+    return [(encode, pairs)]
 
 
 def test_a_dev_set_of_long_sentences(corpus, text, tmp_path):

@@ -33,7 +33,14 @@ HOSTILE = [
     *(np.array(3), np.zeros((40, 40)), np.array("x"), decimal.Decimal(2), "16", "", "two\nlines", b"7"),
     *([], [1], (), {}, {"a": 1}, object(), int, lambda: 1),
 ]
-RETURNED = {"Score", "SearchOption", "Summary", "HeldOut"}  # dataclasses that only the package creates
+RETURNED = {
+    "Score",
+    "SearchOption",
+    "Summary",
+    "HeldOut",
+    "_Dev",
+    "Filtered",
+}  # dataclasses that only the package creates
 
 
 def kinds_of(annotation):
@@ -263,6 +270,7 @@ def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch
         "ToySource": {"source": ["a"], "target": ["b"]},
         "TreebankSource": {"files": [trees]},
         "TaggedSource": {"sources": {"<2de>": tt.sources.MemorySource(["a"], ["b"])}},
+        "DirectedSource": {"source": tt.sources.MemorySource(["a"], ["b"]), "languages": ("en", "de")},
         "TextSource": {"source": "a", "target": "b"},
         "TfdsSource": {"name": "a"},
         "Training": {"steps": 1, "batch_tokens": 300},

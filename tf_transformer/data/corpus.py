@@ -4,27 +4,29 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.data import toy_corpus
 from tf_transformer.data.batches import Batches, Block, Ids, metadata_of, tokenized
-from tf_transformer.data.pairs import Source, Texts, rows_of, texts_of
+from tf_transformer.data.pairs import Languages, Source, Texts, lists_of, once, rows_of, texts_of
+from tf_transformer.data.preparation import Filtered, Filters
 from tf_transformer.data.records import Records
 from tf_transformer.data.sources import HeldOut, MemorySource, Share, TextSource, TfdsSource
 from tf_transformer.data.text_files import read_text_pairs
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import checksum, user_path
 from tf_transformer.utils.terminal import say
-from tf_transformer.utils.values import Count, Seed, check_fields, checked
+from tf_transformer.utils.values import Count, Seed, check_fields, checked, convert
 
 Files = Sequence[str | os.PathLike[str]]
 TOY_LANGUAGES = ("en", "de")
+NO_FILTERS = Filters()
 
 
 @dataclass(frozen=True)
@@ -49,20 +51,69 @@ class Batching:
         check_fields(self)
 
 
+class DevSet(NamedTuple):
+    """Sources of a dev or test set in one language pair, and their references."""
+
+    languages: Languages
+    texts: Texts
+
+
+class DevSets(tuple[list[str], list[str]]):
+    """Sources and references of a dev or test set: those of all its `sets`, which have names, one after the other."""
+
+    sets: dict[str, DevSet]
+
+    @classmethod
+    def of(cls, name: str, value: Any) -> "DevSets":
+        """Returns the sets of a mapping by their names, those of a source by language pair, such as "en-de"."""
+        if isinstance(value, cls):
+            return value
+        value = convert(name, value, Texts | Source | Mapping)
+        if isinstance(value, Mapping):
+            sets = {key: _joined(name, [*cls.of(name, one).sets.values()]) for key, one in value.items()}
+        elif isinstance(value, Source):
+            by_pair = dict[Languages, list[DevSet]]()
+            for languages, pairs in value.segments():
+                texts = lists_of(pair for _, *pair in once(pairs) if all(pair))
+                by_pair.setdefault(languages, []).append(DevSet(languages, texts))
+            sets = {"-".join(languages): _joined(name, of_pair) for languages, of_pair in by_pair.items()}
+        else:
+            sources, references = (texts_of(name, side) for side in value)
+            if len(sources) != len(references):
+                counts = f"{len(sources):,}, got {len(references):,}"
+                raise BadInput(f"{name}: expected as many references as sources, {counts}")
+            sets = {"": DevSet((), (sources, references))}
+        if not sets or not all(texts[0] for _, texts in sets.values()):
+            raise BadInput(f"{name}: expected sources and their references, got none")
+        self = cls(_joined(name, [DevSet((), texts) for _, texts in sets.values()]).texts)
+        self.sets = sets
+        return self
+
+
+def _joined(name: str, sets: list[DevSet]) -> DevSet:
+    sources, references = ([text for one in sets for text in one.texts[side]] for side in (0, 1))
+    if len(languages := {one.languages for one in sets}) > 1:
+        raise BadInput(f"{name}: expected one language pair in each set, got {len(languages)}")
+    return DevSet(sets[0].languages, (sources, references))
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Training, dev and test data for a `Trainer`.
 
-        tt.Corpus(tt.sources.ParquetSource("corpus/*.parquet", ("en", "de")), dev=(sources, references))
+        tt.Corpus(tt.sources.ParquetSource("corpus/*.parquet", ("en", "de")), dev=0.02)
 
     Attributes:
         train: Source of the training set, which is kept in memory as ids, or prepared `Records` for training sets
             larger than memory.
-        dev: Sources and references of the dev set.
-        test: Sources and references of the test set. `None` means the dev set.
+        dev: Sources and references of the dev set. Or a source, such as a `JoinedSource` of several language pairs,
+            each of which has a score. Or several of both by name, for example of domains. Or the part of the training
+            set to hold out: a share, such as 0.02, or a number of pairs.
+        test: Sources and references of the test set, like `dev`. `None` means the dev set.
         languages: Languages of source and target, for example ("en", "de"). `None` if unknown.
         max_length: Maximum number of tokens per side, EOS included. Longer pairs are skipped. `None` means the
             source's.
+        filters: Filters that drop pairs of the training set, and of a dev set held out of it.
 
     Raises:
         BadInput: If `dev` or `test` is not two lists of equal length with texts, or the records have another maximum
@@ -70,25 +121,31 @@ class Corpus:
     """
 
     train: Source | Records
-    dev: Texts
-    test: Texts | None = None
+    dev: Any  # Texts | Share | Source | Mapping[str, Texts | Source]; once made, `DevSets`
+    test: Any = None
     languages: tuple[str, str] | None = None
     max_length: Count | None = None
+    filters: Filters = NO_FILTERS
 
     def __post_init__(self) -> None:
         check_fields(self)
         longest = self.train.max_length
-        if isinstance(self.train, Records) and self.max_length not in (None, longest):
-            raise BadInput(f"max_length: expected {longest}, that of the records, got {self.max_length}")
-        object.__setattr__(self, "max_length", self.max_length or longest)
-        for name in ("dev", "test"):
-            sources, references = (texts_of(name, side) for side in getattr(self, name) or self.dev)
-            if len(sources) != len(references):
-                counts = f"{len(sources):,}, got {len(references):,}"
-                raise BadInput(f"{name}: expected as many references as sources, {counts}")
-            if not sources:
-                raise BadInput(f"{name}: expected sources and their references, got none")
-            object.__setattr__(self, name, (sources, references))
+        if isinstance(self.train, Records):
+            if self.max_length not in (None, longest):
+                raise BadInput(f"max_length: expected {longest}, that of the records, got {self.max_length}")
+            if self.filters.chosen():
+                raise BadInput("filters: expected none, since records are filtered by `prepare`")
+        elif self.filters.chosen():
+            vars(self).update(train=Filtered(self.train, self.filters), filters=NO_FILTERS)
+        vars(self)["max_length"] = self.max_length or longest
+        dev = self.dev
+        if isinstance(self.train, Source) and not isinstance(dev, DevSets):
+            dev = convert("dev", dev, Texts | Share | Source | Mapping)
+            if isinstance(dev, float):
+                vars(self)["train"] = held_out = HeldOut(self.train, dev)
+                dev = held_out.dev_source()
+        vars(self)["dev"] = DevSets.of("dev", dev)
+        vars(self)["test"] = self.dev if self.test is None else DevSets.of("test", self.test)
 
     def __repr__(self) -> str:
         sizes = "".join(f", {name} of {len(getattr(self, name)[0]):,}" for name in ("dev", "test"))
@@ -121,10 +178,11 @@ class Corpus:
 
     def dev_batches(self, batching: Batching) -> Batches:
         """Returns the batches of the dev set, without shuffling."""
-        source, references = self.dev
-        train = self.train if isinstance(self.train, Source) else MemorySource(source, references)
-        rows, tokenizer = rows_of(zip(source, train.learned(references), strict=True)), batching.tokenizer
-        ids = tokenized([(train.encoder(tokenizer), rows)], self.max_length or 0, tokenizer.vocab_size)
+        train = self.train if isinstance(self.train, Source) else MemorySource(*self.dev)
+        sets = ((one.languages, (one.texts[0], train.learned(one.texts[1]))) for one in self.dev.sets.values())
+        segments = ((languages, rows_of(zip(*sides, strict=True))) for languages, sides in sets)
+        tokenizer = batching.tokenizer
+        ids = tokenized(train.encoded(tokenizer, segments), self.max_length or 0, tokenizer.vocab_size)
         return Batches([Block.of(ids, self.max_length or 0)], batching.batch_tokens, seed=None)
 
     def ids(self, batching: Batching) -> Ids:
@@ -178,7 +236,13 @@ def ToyCorpus() -> Corpus:
 
 
 @checked
-def TextCorpus(train: Files, dev: Files | Share, test: Files | None = None, skip_bad_lines: bool = False) -> Corpus:
+def TextCorpus(
+    train: Files,
+    dev: Files | Share,
+    test: Files | None = None,
+    skip_bad_lines: bool = False,
+    filters: Filters = NO_FILTERS,
+) -> Corpus:
     """Reads and checks parallel text, one sentence per line, in UTF-8, plain or .gz.
 
     Args:
@@ -187,6 +251,7 @@ def TextCorpus(train: Files, dev: Files | Share, test: Files | None = None, skip
             of pairs.
         test: Two files. `None` means the dev set.
         skip_bad_lines: Whether to skip pairs with an empty, over-long or invalid line, which are an error otherwise.
+        filters: Filters that drop pairs of the training set.
 
     Raises:
         FileNotFoundError: If a file is missing.
@@ -195,13 +260,9 @@ def TextCorpus(train: Files, dev: Files | Share, test: Files | None = None, skip
     files = two_files("train", train)
     source = TextSource(files[0], files[1], skip_bad_lines)
     test_texts = read_texts(test, "test") if test else None
-    if isinstance(dev, float):
-        source.check()
-        held_out = HeldOut(source, dev)
-        return Corpus(held_out, held_out.dev(), test_texts, languages_of(files))
-    dev_texts = read_texts(dev, "dev")
+    dev_texts = dev if isinstance(dev, float) else read_texts(dev, "dev")
     source.check()
-    return Corpus(source, dev_texts, test_texts, languages_of(files))
+    return Corpus(source, dev_texts, test_texts, languages_of(files), filters=filters)
 
 
 @checked

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,6 +184,22 @@ def rows_of(pairs: Iterable[tuple[Text, Text]]) -> Iterator[Row]:
     """Yields pairs with their numbers, from 1."""
     for number, (source, target) in enumerate(pairs_of_texts(pairs), 1):
         yield number, encoded(source), encoded(target)
+
+
+def once(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yields one row of each pair, whose copies have the same number."""
+    return (next(copies) for _, copies in itertools.groupby(rows, key=operator.itemgetter(0)))
+
+
+def tags_of(source: Source) -> set[bytes]:
+    return {tag.encode() for tag in source.symbols}
+
+
+def untagged(source: bytes, tags: Set[bytes]) -> bytes:
+    """Returns a source text without the tags before it."""
+    while (parts := source.partition(b" "))[0] in tags:
+        source = parts[2]
+    return source
 
 
 def pairs_of_texts(pairs: Iterable[Any], first: int = 0) -> Iterator[Pair]:

@@ -8,11 +8,13 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
+import operator
 import os
 import re
 import shutil
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +24,9 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.data.batches import metadata_of, tokenized
-from tf_transformer.data.pairs import MAX_LENGTH, Part, Row, Source
+from tf_transformer.data.pairs import MAX_LENGTH, Languages, PairsOfPart, Part, Row, Source, once, tags_of, untagged
 from tf_transformer.data.records import check_shard
+from tf_transformer.data.sources import Wrapper
 from tf_transformer.models.families import load_tokenizer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import locked, user_path, write_json
@@ -71,6 +74,61 @@ class Filters:
     def reason(self, source: bytes, target: bytes) -> str | None:
         """Returns the name of the filter that drops a pair of texts in UTF-8 whatever the other pairs are."""
         return "identical" if self.identical and _normal(source) == _normal(target) else None
+
+    def kept(
+        self, rows: Iterable[Row], tags: Set[bytes], is_repeated: Callable[[Row], bool], dropped: dict[str, int]
+    ) -> Iterator[Row]:
+        """Yields the rows of the pairs that the filters keep, and counts the other pairs. Bad pairs are kept.
+
+        Args:
+            rows: Rows of a source. Copies of a pair count as one.
+            tags: Tags of the source.
+            is_repeated: Function that returns whether the pair of a row is a duplicate.
+            dropped: Number of pairs that each filter dropped, which is updated.
+        """
+        for _, copies in itertools.groupby(rows, key=operator.itemgetter(0)):
+            first, *others = copies
+            _, source, target = first
+            reason = "duplicates" if is_repeated(first) else self.reason(untagged(source, tags), target)
+            if reason and source:
+                dropped[reason] += 1
+            else:
+                yield from (first, *others)
+
+
+@dataclass(frozen=True)
+class Filtered(Wrapper):
+    """A source without the pairs that filters drop, for a training set in memory."""
+
+    source: Source
+    filters: Filters
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.source.describe(), "filters": self.filters.chosen()}
+
+    def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
+        raise BadInput("source: expected one without filters. Pass them to Preparation.")
+
+    def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
+        tags, seen, dropped = tags_of(self.source), set[bytes](), collections.Counter[str]()
+
+        def is_repeated(languages: Languages, row: Row) -> bool:
+            before = len(seen)
+            if self.filters.duplicates:
+                seen.add(_digest(_in_languages(languages, row[1]), row[2]))
+            return self.filters.duplicates and len(seen) == before
+
+        for languages, rows in self.source.segments():
+            yield languages, self.filters.kept(rows, tags, functools.partial(is_repeated, languages), dropped)
+
+
+def _digest(source: bytes, target: bytes) -> bytes:
+    return hashlib.blake2b(f"{_normal(source)}\n{_normal(target)}".encode(), digest_size=16).digest()
+
+
+def _in_languages(languages: Languages, source: bytes) -> bytes:
+    """Returns a text for `_digest`. Equal pairs of different languages, such as names, are not duplicates."""
+    return " ".join([*languages, ""]).encode() + source
 
 
 def _normal(text: bytes) -> str:
@@ -190,8 +248,7 @@ class Preparation:
         """
         if not parts:
             raise BadInput("parts: expected the shards of the source, got none")
-        tokenizer.current_languages()
-        self.source.encoder(tokenizer)
+        list(self.source.encoded(tokenizer, self.source.segments()))  # raises what `write` would
         manifest: dict[str, Any] = {"tokenizer": tokenizer.fingerprint, "max_length": self.max_length}
         corpus = self.source.contents() | {"pairs": sum(part.count for part in parts)}
         manifest |= {"corpus": corpus, "shard_lines": parts[0].count, "filters": self.filters.chosen()}
@@ -212,8 +269,13 @@ class Preparation:
 
     def hashes(self, part: Part, buckets: int) -> list[tuple[int, bytes]]:
         """Returns `hashed` of a shard's pairs."""
-        good = (row for row in self.source.rows(part) if all(row[1:]))
-        return hashed(part.number, ((number - part.first - 1, *texts) for number, *texts in good), buckets)
+        pairs = (
+            (number - part.first - 1, _in_languages(languages, source), target)
+            for languages, rows in self.source.segments(part)
+            for number, source, target in once(rows)
+            if source and target
+        )
+        return hashed(part.number, pairs, buckets)
 
     def write(self, part: Part, drops: Iterable[bytes] = ()) -> dict[str, Any]:
         """Writes a shard atomically, unless it exists, and returns its entry of records.json.
@@ -226,8 +288,10 @@ class Preparation:
                 return stored
         dropped = dict.fromkeys(self.filters.chosen(), 0)
         tokenizer = _tokenizer(self.folder / "tokenizer.model", os.stat(self.folder / "tokenizer.model").st_mtime_ns)
+        duplicates = set(np.frombuffer(b"".join(drops), "u4").tolist())
+        options = tags_of(self.source), lambda row: row[0] - part.first - 1 in duplicates, dropped
         segments = self.source.segments(part)
-        kept = ((languages, self._kept(part, rows, drops, dropped)) for languages, rows in segments)
+        kept = ((languages, self.filters.kept(rows, *options)) for languages, rows in segments)
         ids = tokenized(self.source.encoded(tokenizer, kept), self.max_length, tokenizer.vocab_size)
         lengths = np.bincount(ids.lengths(), minlength=self.max_length + 1).tolist()
         metadata = {"shard": folder.name, "lengths": lengths, "tokens": list(ids.tokens()), "filtered": dropped}
@@ -239,19 +303,6 @@ class Preparation:
                 return check_shard(stored, self.max_length)
             shutil.rmtree(folder)
             return ids.save(folder, metadata)
-
-    def _kept(self, part: Part, rows: Iterable[Row], drops: Iterable[bytes], dropped: dict[str, int]) -> Iterator[Row]:
-        """Yields the rows of the pairs that the filters keep, and counts the others."""
-        duplicates = set(np.frombuffer(b"".join(drops), "u4").tolist())
-        for number, source, target in rows:
-            texts = [source, target]
-            for tag in self.source.symbols:
-                texts = [text.replace(tag.encode(), b"") for text in texts]
-            reason = "duplicates" if number - part.first - 1 in duplicates else self.filters.reason(*texts)
-            if reason and source:
-                dropped[reason] += 1
-            else:
-                yield number, source, target
 
     def finish(self, shards: Iterable[dict[str, Any]]) -> dict[str, Any]:
         """Writes records.json with the entries from `write`, in any order, and removes the workers' files."""
@@ -281,8 +332,7 @@ def hashed(shard: int, pairs: Iterable[tuple[int, bytes, bytes]], buckets: int) 
     """
     indices, digests = [], []
     for index, source, target in pairs:
-        text = f"{_normal(source)}\n{_normal(target)}"
-        digests.append(hashlib.blake2b(text.encode(), digest_size=16).digest())
+        digests.append(_digest(source, target))
         indices.append(index)
     hashes = np.zeros(len(indices), _HASHED)
     hashes["high"], hashes["low"] = np.frombuffer(b"".join(digests), "u8").reshape(-1, 2).T

@@ -11,10 +11,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+
+import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.data.pairs import (
@@ -26,9 +28,11 @@ from tf_transformer.data.pairs import (
     Text,
     Texts,
     even_parts,
-    lists_of,
+    once,
     pairs_of_texts,
+    tags_of,
     texts_of,
+    untagged,
 )
 from tf_transformer.data.pairs import Part as Part
 from tf_transformer.data.pairs import Source as Source
@@ -38,7 +42,7 @@ from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import checksum, encoded, lines_of, matching, open_text, user_path
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.reading import reading
-from tf_transformer.utils.values import Kind, check_fields, checked, shown
+from tf_transformer.utils.values import Kind, Positive, check_fields, checked, convert, shown, span
 
 tfds = lazily("tensorflow_datasets", "a corpus of TensorFlow Datasets")
 # A Parquet file stores equal rows in few bytes.
@@ -318,9 +322,12 @@ class TaggedSource(Source):
     Attributes:
         sources: Sources by their tags, which are `user_defined_symbols` of a vocabulary. "" means no tag. A list of
             (tag, source) may repeat a tag.
+        weights: How often an epoch has the pairs of each source. With 2.5, it has each pair twice and every other one a
+            third time. `None` means 1 for all.
     """
 
     sources: Mapping[str, Source] | Sequence[tuple[str, Source]]
+    weights: Sequence[Positive] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -334,6 +341,11 @@ class TaggedSource(Source):
         check_symbols(dict.fromkeys(tag for tag in tags if tag != ""), "sources")
         if kinds := {source.kind for source in sources} - {self.kind}:
             raise BadInput(f"sources: expected sources of {self.kind}, got one of {', '.join(kinds)}")
+        if self.weights is not None:
+            weights = tuple(convert("weights", weight, Positive) for weight in self.weights)
+            if len(weights) != len(sources):
+                raise BadInput(f"weights: expected one for each of {len(sources)} sources, got {len(weights)}")
+            object.__setattr__(self, "weights", weights)
         inner_tags = (tag for source in sources for tag in source.symbols)
         object.__setattr__(self, "symbols", list(dict.fromkeys([*filter(None, tags), *inner_tags])))
         object.__setattr__(self, "max_length", max(source.max_length for source in sources))
@@ -344,26 +356,41 @@ class TaggedSource(Source):
     def describe(self) -> dict[str, Any]:
         contents = [(tag, source.contents()) for tag, source in self._by_tag()]
         checksums = [content.get("sha256") for _, content in contents]
+        weights = {"weights": list(self.weights)} if self.weights else {}
         # A list, since the order of the sources counts.
-        return {"tagged": list(map(list, contents))} | ({"sha256": checksums} if all(checksums) else {})
+        return {"tagged": list(map(list, contents))} | weights | ({"sha256": checksums} if all(checksums) else {})
 
     def pairs(self) -> Iterator[Pair]:
-        for tag, source in self._by_tag():
-            yield from ((_tagged(tag, text), target) for text, target in pairs_of_texts(source.pairs()))
+        for index, (_, source) in enumerate(self._by_tag()):
+            yield from self._pairs(index, source.pairs())
+
+    def _pairs(self, index: int, pairs: Iterable[Pair], first: int = 0) -> Iterator[Pair]:
+        numbered = ((number, *pair) for number, pair in enumerate(pairs_of_texts(pairs, first), first + 1))
+        return ((text, target) for _, text, target in self._copies(index, numbered))
+
+    def _copies(self, index: int, rows: Iterable[tuple[int, Text, Text]], first: int = 0) -> Iterator[Row]:
+        """Yields each row of a source, numbered from `first` + 1, with its tag and as often as its weight says."""
+        tag, _ = self._by_tag()[index]
+        weight = self.weights[index] if self.weights else 1
+        for number, text, target in rows:
+            # The first m pairs have floor(m * weight) copies: an exact number, without a seed.
+            for _ in range(int((number - first) * weight) - int((number - first - 1) * weight)):
+                yield number, _tagged(tag, text) if text or target else b"", encoded(target)
 
     def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
         last = 0
 
-        def tagged(tag: str, first: int, rows: Iterator[Row]) -> Iterator[Row]:
+        def shifted(rows: Iterator[Row], first: int) -> Iterator[Row]:
             nonlocal last
             for number, text, target in rows:
                 last = first + number
-                yield last, _tagged(tag, text) if text else text, target
+                yield last, text, target
 
-        for tag, source, shard in [self._of(part)] if part else [(*pair, None) for pair in self._by_tag()]:
+        of_part = [self._of(part)] if part else [(i, source, None) for i, (_, source) in enumerate(self._by_tag())]
+        for index, source, shard in of_part:
             first = part.first - shard.first if part and shard else last
             for languages, rows in source.segments(shard):
-                yield languages, tagged(tag, first, rows)
+                yield languages, self._copies(index, shifted(rows, first), first)
 
     @checked
     def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
@@ -375,36 +402,104 @@ class TaggedSource(Source):
         return shards
 
     def read(self, part: Part) -> Iterator[Pair]:
-        tag, source, shard = self._of(part)
-        return ((_tagged(tag, text), target) for text, target in pairs_of_texts(source.read(shard), shard.first))
+        index, source, shard = self._of(part)
+        return self._pairs(index, source.read(shard), shard.first)
 
-    def _of(self, part: Part) -> tuple[str, Source, Part]:
-        """Returns the tag and the source of a shard, and the source's shard, shortened like `part`."""
+    def _of(self, part: Part) -> tuple[int, Source, Part]:
+        """Returns the index and the source of a shard, and the source's shard, shortened like `part`."""
         index, shard = part.where
-        return *self._by_tag()[index], dataclasses.replace(shard, count=part.count)
+        return index, self._by_tag()[index][1], dataclasses.replace(shard, count=part.count)
 
 
 @checked
-def JoinedSource(sources: Sequence[Source]) -> TaggedSource:
+def JoinedSource(sources: Sequence[Source], weights: Sequence[Positive] | None = None) -> TaggedSource:
     """Joins at least one source, one after the other, without tags.
 
-        both = tt.sources.JoinedSource([tt.sources.TextSource("old.en", "old.de"), new])
+        both = tt.sources.JoinedSource([tt.sources.TextSource("old.en", "old.de"), new], weights=[1, 2.5])
 
-    A source that occurs twice counts twice. Sources may handle bad lines differently.
+    A source that occurs twice counts twice. Sources may handle bad lines differently, and be `DirectedSource`s of
+    several languages. `weights` are those of `TaggedSource`, for example `temperature_weights(sources, 5)`.
     """
-    return TaggedSource([("", source) for source in sources])
+    return TaggedSource([("", source) for source in sources], weights)
+
+
+@checked
+def temperature_weights(sources: Sequence[Source], temperature: Annotated[float, span(1)]) -> list[float]:
+    """Returns weights that sample each source in proportion to n^(1/T), where n is its number of pairs.
+
+    The largest source has weight 1. M2M100 was trained with T=5 (Fan et al. 2020).
+
+    Args:
+        sources: Sources, whose pairs are counted.
+        temperature: T. 1 keeps the sizes, and `math.inf` makes them equal.
+    """
+    counts = [sum(1 for _ in source.pairs()) for source in sources]
+    if not all(counts):
+        raise BadInput(f"sources: expected pairs in each, got none at index {counts.index(0)}")
+    return [(max(counts) / count) ** (1 - 1 / temperature) for count in counts]
 
 
 def _tagged(tag: str, text: Text) -> bytes:
     return encoded(tag) + b" " * bool(tag) + encoded(text)
 
 
+class Wrapper(Source):
+    """A source with the pairs and shards of another one, `source`."""
+
+    source: Source
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("kind", "max_length", "skip_bad_lines", "symbols"):
+            object.__setattr__(self, name, getattr(self.source, name))
+
+    def pairs(self) -> Iterator[Pair]:
+        return self.source.pairs()
+
+    @checked
+    def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
+        return self.source.parts(pairs, user_path(folder))
+
+    def read(self, part: Part) -> Iterator[Pair]:
+        return self.source.read(part)
+
+    def encoder(self, tokenizer: Tokenizer) -> Encode:
+        return self.source.encoder(tokenizer)
+
+
 @dataclass(frozen=True)
-class HeldOut(Source):
+class DirectedSource(Wrapper):
+    """A source in a language pair of a multilingual model, such as M2M100 or NLLB-200. Join several for one run:
+
+        german = tt.sources.DirectedSource(tt.sources.TextSource("train.en", "train.de"), ("en", "de"))
+        both = tt.sources.JoinedSource([german, french])
+
+    Attributes:
+        source: Pairs.
+        languages: The model's codes of source and target language.
+    """
+
+    source: Source
+    languages: tuple[str, str]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if inner := [languages for languages, _ in self.source.segments() if languages]:
+            raise BadInput(f"source: expected one without languages, got one from {' to '.join(inner[0])}")
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.source.describe(), "direction": list(self.languages)}
+
+    def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
+        yield self.languages, self.source.rows(part)
+
+
+@dataclass(frozen=True)
+class HeldOut(Wrapper):
     """A source without the pairs of a dev set, which a hash of their source texts selects.
 
     The selection does not depend on the order, since neighbors in a corpus are alike. Pairs with the same source text
-    are on the same side.
+    are on the same side, whatever their tags and languages. The reverse of a dev pair is on neither side.
 
     Attributes:
         source: All pairs.
@@ -418,46 +513,71 @@ class HeldOut(Source):
     share: Share
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        for name in ("kind", "max_length", "skip_bad_lines", "symbols"):
-            object.__setattr__(self, name, getattr(self.source, name))
-        count, size = len(self._hashes), sum(code < self._limit for code in self._hashes)
-        if not 0 < 2 * size < count:
-            raise BadInput(f"dev: expected 1 to {(count - 1) // 2:,} of {count:,} pairs, got {size or self.share:,.6g}")
+        super().__post_init__()
+        _ = self._split
 
     @functools.cached_property
-    def _hashes(self) -> list[int]:
-        return sorted(_hash(source) for _, source, target in self.source.rows() if source and target)
+    def _tags(self) -> set[bytes]:
+        return tags_of(self.source)
 
     @functools.cached_property
-    def _limit(self) -> int:  # hashes below it are those of the dev set
-        if self.share < 1:
-            return int(self.share * 2**64)
-        return self._hashes[min(int(self.share), len(self._hashes)) - 1] + 1 if self._hashes else 0
+    def _split(self) -> tuple[int, frozenset[tuple[int, int]]]:
+        """Returns a limit, below which are the hashes of the dev set's source texts, and the hashes of its pairs."""
+        rows = (row for row in once(self.source.rows()) if all(row[1:]))
+        hashes = np.fromiter(((self._of_source(row[1]), _hash(row[2])) for row in rows), np.dtype("u8,u8"))
+        limit, count = int(min(self.share, 0.5) * 2**64), len(hashes)
+        if self.share >= 1 and count:
+            limit = int(np.sort(hashes["f0"])[min(int(self.share), count) - 1]) + 1
+        held = hashes[hashes["f0"] < limit]
+        if not 0 < 2 * len(held) < count:
+            size = len(held) or self.share
+            raise BadInput(f"dev: expected 1 to {(count - 1) // 2:,} of {count:,} pairs, got {size:,.6g}")
+        return limit, frozenset(held.tolist())
 
     def dev(self) -> Texts:
         """Returns the dev set."""
-        return lists_of(pair for _, *pair in self.source.rows() if all(pair) and _hash(pair[0]) < self._limit)
+        return self.dev_source().texts()
+
+    def dev_source(self) -> Source:
+        """Returns the dev set as a source, which has its language pairs."""
+        return _Dev(self)
 
     def describe(self) -> dict[str, Any]:
         return {**self.source.describe(), "held_out": self.share}
 
     def pairs(self) -> Iterator[Pair]:
-        return (pair for pair in self.source.pairs() if _hash(pair[0]) >= self._limit)
-
-    @checked
-    def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
-        return self.source.parts(pairs, user_path(folder))
+        return (pair for pair in self.source.pairs() if self._trains(*pair))
 
     def read(self, part: Part) -> Iterator[Pair]:
-        return (pair for pair in self.source.read(part) if _hash(pair[0]) >= self._limit)
+        return (pair for pair in self.source.read(part) if self._trains(*pair))
 
     def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
         for languages, rows in self.source.segments(part):
-            yield languages, (row for row in rows if _hash(row[1]) >= self._limit)
+            yield languages, (row for row in rows if self._trains(*row[1:]))
 
-    def encoder(self, tokenizer: Tokenizer) -> Encode:
-        return self.source.encoder(tokenizer)
+    def _trains(self, source: Text, target: Text) -> bool:
+        """Returns whether the training set has this pair: neither it nor its reverse is held out."""
+        (limit, dev), code = self._split, self._of_source(source)
+        return code >= limit and ((other := _hash(target)) >= limit or (other, code) not in dev)
+
+    def holds_out(self, source: bytes) -> bool:
+        """Returns whether pairs with this source text are in the dev set."""
+        return self._of_source(source) < self._split[0]
+
+    def _of_source(self, source: Text) -> int:
+        return _hash(untagged(encoded(source), self._tags))
+
+
+@dataclass(frozen=True)
+class _Dev(Wrapper):
+    source: HeldOut
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.source.describe(), "dev": True}
+
+    def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
+        for languages, rows in self.source.source.segments(part):
+            yield languages, (row for row in once(rows) if all(row[1:]) and self.source.holds_out(row[1]))
 
 
 def _hash(source: Text) -> int:
