@@ -4,19 +4,23 @@ Translations and references are strings in lists, arrays, columns of a table or 
 1. Pass several references of each text as a list of such lists, as in sacreBLEU: [all first ones, all second ones].
 """
 
+import http.client
 import importlib.util
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+from sacrebleu.utils import SACREBLEU_DIR
 
 from tf_transformer.config import BadInput
-from tf_transformer.utils.values import between, checked
+from tf_transformer.utils.type_names import MetricName
+from tf_transformer.utils.values import between, checked, convert
 
 Texts = Iterable[str]
 References = Texts | Iterable[Texts]
@@ -41,8 +45,24 @@ def bleu(translations: Texts, references: References) -> Score:
     The script of most of the references chooses the tokenizer: zh for Chinese, ja-mecab for Japanese if MeCab is
     installed, char for Korean and for scripts without spaces such as Thai, Lao, Burmese and Khmer, and 13a for others.
     """
+    return score(translations, references, "BLEU")
+
+
+def score(translations: Texts, references: References, metric: MetricName = "BLEU") -> Score:
+    """Returns a score by the metric's name.
+
+        tt.bleu.score(["Two doors."], ["Two doors open."], "chrF++")
+
+    "BLEU" is as in `bleu`. "chrF++" adds word bigrams to "chrF" (Popovic 2017). "TER" is the translation edit rate
+    (Snover et al. 2006), of which less is better. "spBLEU" splits texts by SentencePiece (Goyal et al. 2022), with the
+    model flores200 that sacreBLEU downloads once.
+
+    Raises:
+        BadInput: If the metric is unknown, its model cannot be downloaded, or as `check`.
+    """
+    metric = convert("metric", metric, MetricName)
     translations, lists = check(translations, references)
-    return _score(BLEU(tokenize=_tokenizers(lists[0])[0]), translations, lists)
+    return _score(named_metric(metric, lists[0]), translations, lists)
 
 
 def paper_bleu(translations: Texts, references: References) -> Score:
@@ -55,11 +75,27 @@ def paper_bleu(translations: Texts, references: References) -> Score:
 
 def chrf(translations: Texts, references: References) -> Score:
     """Returns chrF2 (Popovic 2015), 0 to 100."""
-    return _score(CHRF(), *check(translations, references))
+    return score(translations, references, "chrF")
 
 
-def metrics(references: list[str]) -> dict[str, Metric]:
-    """Returns the usual metrics for such references, by name. BLEU is cased if not named otherwise."""
+def named_metric(name: str, references: list[str]) -> Metric:
+    """Returns sacreBLEU's metric of this name for such references."""
+    if name == "spBLEU":
+        try:
+            return BLEU(tokenize="flores200")
+        except (OSError, RuntimeError, http.client.HTTPException) as error:
+            folder = f"{SACREBLEU_DIR}/models"
+            raise BadInput(
+                f"spBLEU: expected sacreBLEU's model in {folder}, which cannot be downloaded or read: {error}. "
+                "Copy flores200sacrebleuspm there from a machine that has it."
+            ) from error
+    if name == "BLEU":
+        return BLEU(tokenize=_tokenizers(references)[0])
+    return {"chrF": CHRF(), "chrF++": CHRF(word_order=2), "TER": TER()}[name]
+
+
+def metrics(references: list[str], more: Iterable[str] = ()) -> dict[str, Metric]:
+    """Returns the usual metrics for such references, and `more`, by name. BLEU is cased if not named otherwise."""
     metrics: dict[str, Metric] = {f"BLEU {name}": BLEU(tokenize=name) for name in _tokenizers(references)}
     if "BLEU 13a" in metrics:  # the script has spaces between words
         metrics |= {
@@ -67,12 +103,12 @@ def metrics(references: list[str]) -> dict[str, Metric]:
             "BLEU 13a, compounds split": _paper_metric(),
             "BLEU intl": BLEU(tokenize="intl"),
         }
-    return metrics | {"chrF": CHRF()}
+    return metrics | {name: named_metric(name, references) for name in ("chrF", *more)}
 
 
 @checked
 def compare(
-    systems: Mapping[str, Texts], references: References, samples: Samples = 1_000
+    systems: Mapping[str, Texts], references: References, samples: Samples = 1_000, more: Sequence[MetricName] = ()
 ) -> dict[str, dict[str, Score]]:
     """Scores systems by every metric of `metrics`, and compares them by paired bootstrap (Koehn 2004).
 
@@ -80,6 +116,7 @@ def compare(
         systems: Translations of the same sentences, by the system's name.
         references: Reference translations, or a list of several lists of them.
         samples: Number of bootstrap samples. SACREBLEU_SEED or 12345 is the seed.
+        more: Names of more metrics, as in `score`.
 
     Returns:
         Scores by metric and system, with confidence intervals. Systems after the first have a p-value against it.
@@ -87,7 +124,7 @@ def compare(
     lists = _lists_of(references)
     outputs = {name: check(translations, lists)[0] for name, translations in systems.items()}
     scores = {}
-    for metric_name, metric in metrics(lists[0]).items():
+    for metric_name, metric in metrics(lists[0], more).items():
         signatures, results = PairedTest(list(outputs.items()), {metric_name: metric}, lists, "bs", samples)()
         ((kind, signature),) = signatures.items()
         by_system: Any = zip(systems, results[kind], strict=True)

@@ -9,3 +9,4 @@ Shape: TypeAlias = Any  # sizes, None if unknown, or a tuple of shapes for sever
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]  # dtype of stored and multiplied weights
 VocabularyKind: TypeAlias = Literal["bpe", "unigram"]
 Folders: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # one run or several
+MetricName: TypeAlias = Literal["BLEU", "chrF", "chrF++", "TER", "spBLEU"]  # sacreBLEU's metrics
