@@ -25,7 +25,16 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
     "extensions.conformance": (),
     "extensions.documents": ("inference",),
     "extensions.interop": ("decoding", "inference", "layers", "models", "serving", "tokenizers"),
-    "extensions.parsing": ("data", "decoding", "inference", "models", "serving", "tokenizers", "training"),
+    "extensions.parsing": (
+        "data",
+        "decoding",
+        "evaluation",
+        "inference",
+        "models",
+        "serving",
+        "tokenizers",
+        "training",
+    ),
     "extensions.server": ("decoding", "extensions.documents", "inference", "tokenizers"),
     "extensions.text_models": ("decoding", "inference", "layers", "serving", "tokenizers"),
 }

@@ -17,6 +17,7 @@ from pathlib import Path
 import tf_transformer as tt
 from tf_transformer.inference.engine import Hypothesis, Engine, TranslationResult
 from tf_transformer.inference.openers import Opener
+from tf_transformer.evaluation.metric import Metric
 from tf_transformer.models.families import Family
 from tf_transformer.serving.formats import Format
 from tf_transformer.training.tasks import TRANSLATION
@@ -42,7 +43,7 @@ ENGINE = Opener("a toy", lambda path: path.endswith(".toy"), lambda path, **opti
 FORMAT = Format("toy", "a toy", "toys", ("float32",), frozenset(),
                 lambda model, path, *others, **options: Path(path).write_text(str(model.beam_size)))
 FAMILY = Family("toy", Config, Model, tt.Tokenizer)
-TASK = dataclasses.replace(TRANSLATION, metric="chrF")
+TASK = dataclasses.replace(TRANSLATION, metric=Metric("chrF"))
 """
 POINTS = """
 [tf_transformer.engines]
@@ -84,7 +85,7 @@ def test_a_plugin_of_every_kind(plugin, translator, tmp_path):
     config = config_of(sizes | {"toy": 5})
     assert type(build_model(config)) is toy_plugin.Model and family_of_config(config).name == "toy"
     assert type(config_of(sizes)) is tt.TransformerConfig  # built-in families remain
-    assert task_of("toy").metric == "chrF"
+    assert task_of("toy").metric.name == "chrF"
 
 
 def test_a_plugin_that_cannot_be_imported(plugin, translator, tmp_path):

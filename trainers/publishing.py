@@ -182,7 +182,7 @@ def read_dev(settings: dict[str, Any], files: list[str] | None) -> Texts | None:
 
 def scores_of(kind: str, dev: Texts, learned: dict[str, Any], name: str) -> dict[str, Any]:
     """Prints the scores of models by dtype on the dev set. Returns the last one's score, as metadata of an export."""
-    metric, metadata = task_of(kind).metric, dict[str, Any]()
+    metric, metadata = task_of(kind).metric.name, dict[str, Any]()
     for dtype, translator in learned.items():
         score = task_of(kind).scores(translator(dev[0]), dev[1])[metric]
         print(f"{metric} {score.value:.2f} in {dtype}  {score.signature}, of {name}", flush=True)
@@ -198,7 +198,7 @@ def metadata_of(metric: str, score: Any, text: str) -> dict[str, Any]:
 
 def measured(run: Run, step: int, parameters: int) -> dict[str, Any]:
     """Returns the score from the end of training, if it belongs to these weights and not to an ensemble."""
-    file, metric = run.path / "metrics.json", task_of(run.settings()["kind"]).metric
+    file, metric = run.path / "metrics.json", task_of(run.settings()["kind"]).metric.name
     metrics = read_json(file) if file.is_file() else {}
     names = (metric.lower(), f"{metric.lower()}_signature", f"{metric.lower()}_text")
     if (metrics.get("steps"), metrics.get("parameters")) != (step, parameters) or f"test_{names[0]}" not in metrics:

@@ -1,7 +1,10 @@
 """Scores against cases worked by hand."""
 
 import math
+import os
 import random
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import sacrebleu
 
 from tf_transformer.config import BadInput
 from tf_transformer.evaluation import bleu
+from tf_transformer.evaluation.metric import Metric
 
 # 5 of 6 tokens, 3 of 5 pairs, 2 of 4 triples, 1 of 3 quadruples. No brevity penalty.
 #   a b c d x f
@@ -56,6 +60,48 @@ def test_several_references_are_sacrebleu_s():
     assert scores["mine"].value == sacrebleu.corpus_bleu(texts, lists).score and scores["its"].value == pytest.approx(
         100
     )
+
+
+def test_metrics_by_name_are_sacrebleu_s(monkeypatch):
+    texts, references = ["a b c d x f", "two doors open here"], ["a b c d e f", "two more doors open"]
+    expected = {
+        "BLEU": sacrebleu.corpus_bleu(texts, [references]),
+        "chrF": sacrebleu.corpus_chrf(texts, [references]),
+        "chrF++": sacrebleu.corpus_chrf(texts, [references], word_order=2),
+        "TER": sacrebleu.corpus_ter(texts, [references]),
+    }
+    assert len({score.score for score in expected.values()}) == 4
+    scores = bleu.compare({"": texts}, references, 2, ["chrF++", "TER"])
+    for name, score in expected.items():
+        assert bleu.score(texts, references, name).value == score.score
+        assert Metric(name).score(texts, [], references) == score.score
+        assert name == "BLEU" or scores[name][""].value == score.score
+    with pytest.raises(BadInput, match="^metric: expected 'BLEU', 'chrF', .*, got 'ter'"):
+        bleu.score(texts, references, "ter")
+
+
+def test_spbleu_is_sacrebleu_s(tmp_path, monkeypatch):
+    """Without its tokenizer and a network, it raises."""
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", str(tmp_path))
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_: os.stat(tmp_path / "none"))
+    with pytest.raises(BadInput, match=r"^spBLEU: expected sacreBLEU's model in .*: .*No such file.* Copy flores200"):
+        bleu.score(["a"], ["a"], "spBLEU")
+    shutil.copy(
+        Path(__file__).parents[1] / "m2m100/trained/sentencepiece.bpe.model", tmp_path / "models/flores200sacrebleuspm"
+    )
+    texts, references = ["Two old doors open."], ["Two doors open here."]
+    score = bleu.score(texts, references, "spBLEU")
+    assert score.value == sacrebleu.corpus_bleu(texts, [references], tokenize="flores200").score
+    assert "tok:flores200" in score.signature
+
+
+def test_the_best_rows_of_a_history():
+    rows = [{"dev_own": 3.0}, {"step": 5}, {"dev_own": 7}, {"dev_own": math.nan}, {"dev_own": 7.0}, {"dev_own": "2"}]
+    assert Metric("Own", max).best_first(rows) == [2, 4, 0, 5, 3]
+    assert Metric("Own", max, higher_is_better=False).best_first(rows) == [5, 0, 2, 4, 3]
+    assert Metric("BLEU").higher_is_better and not Metric("TER").higher_is_better
+    with pytest.raises(BadInput, match=r"Own: expected a metric that returns a number, got \[1\]"):
+        Metric("Own", lambda outputs, sources, references: [1]).score([], [], [])
 
 
 def test_chrf():

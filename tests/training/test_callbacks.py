@@ -147,7 +147,7 @@ def test_the_bar_fits_the_terminal(capsys, monkeypatch):
 
 
 def test_the_dev_set_is_thinned_evenly():
-    dev = callbacks.DevText("BLEU", len, list(range(17)), list(range(17, 34)))
+    dev = callbacks.DevText(tt.Metric("BLEU"), list(range(17)), list(range(17, 34)))
     assert dev.thinned(5).source == [0, 4, 8, 12, 16]
     assert dev.thinned(5).references == [17, 21, 25, 29, 33]
     assert dev.thinned(17) == dev.thinned(100) == dev
@@ -155,7 +155,7 @@ def test_the_dev_set_is_thinned_evenly():
 
 def test_outputs_are_written_into_one_file(tmp_path):
     """TensorBoard gets one file per `fit`, which is closed, also if a callback ends `fit`."""
-    score = DevScore(lambda texts: texts, DevText("BLEU", lambda *_: 7.0, ["a"], ["b"]), logs=tmp_path)
+    score = DevScore(lambda texts: texts, DevText(tt.Metric("BLEU"), ["a"], ["b"]), logs=tmp_path)
     score.set_model(types.SimpleNamespace(optimizer=types.SimpleNamespace(iterations=3), after_fit=ExitStack()))
     for number in range(2):
         score.on_train_begin()
@@ -172,8 +172,9 @@ def test_a_training_without_tensorboard(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(callbacks, "_is_installed", lambda name: name != "tensorboard")
     assert callbacks.board(tmp_path) == []
     assert "nothing for TensorBoard, which is not installed" in capsys.readouterr().out
-    dev = callbacks.DevText("BLEU", lambda outputs, references: 7.0, ["a b"], ["c d"])
+    metric = tt.Metric("Own", lambda outputs, sources, references: len(outputs + sources) + len(references[0]))
+    dev = callbacks.DevText(metric, ["a b"], ["c d"])
     watch = callbacks.DevScore(lambda texts: texts, dev, logs=tmp_path)
     watch.set_model(types.SimpleNamespace(optimizer=types.SimpleNamespace(iterations=np.array(3))))
     watch.on_epoch_end(0, logs := {})
-    assert logs == {"dev_bleu": 7.0} and not list(tmp_path.iterdir())
+    assert logs == {"dev_own": 5.0} and not list(tmp_path.iterdir())

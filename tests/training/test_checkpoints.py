@@ -104,7 +104,7 @@ def test_a_signal_while_an_epoch_is_scored_does_not_wait_for_the_scores(ctrl_c, 
     fit = {"steps_per_epoch": 3, "epochs": 2, "validation_data": batches(), "validation_steps": 2, "verbose": 0}
     for event in ("on_train_batch_end", "on_test_batch_end", "on_test_end", "on_epoch_end"):
         events, checkpoints, stopper = [], Checkpoints(tmp_path / event), keras.callbacks.Callback()
-        dev = DevScore(lambda texts: pytest.fail("scored"), DevText("BLEU", len, ["a"], ["b"]))
+        dev = DevScore(lambda texts: pytest.fail("scored"), DevText(tt.Metric("BLEU"), ["a"], ["b"]))
 
         def stop(*_, of=event, events=events, **__):
             events.append(of)

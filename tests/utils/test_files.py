@@ -21,7 +21,6 @@ from tf_transformer.inference.savedmodel import SavedModel
 from tf_transformer.serving.versions import next_version
 from tf_transformer.training.losses import average_weights
 from tf_transformer.training.run import Run
-from tf_transformer.training.tasks import task_of
 from tf_transformer.utils import files, folders
 from tf_transformer.utils.files import (
     checksum,
@@ -91,7 +90,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(home, translator, sa
     run.begin({"kind": "translation", "model": {}, "recipe": {}, "corpus": {}})
     trainer = tt.Trainer(Entry("~/run"), translator.model.config, corpus)
     assert trainer.run.path == tt.callbacks.Checkpoints(Entry("~/run")).run.path == home / "run"
-    dev = tt.callbacks.DevText("BLEU", task_of("translation").score, *corpus.dev)
+    dev = tt.callbacks.DevText(tt.Metric("BLEU"), *corpus.dev)
     assert tt.callbacks.DevScore(translator, dev, logs=Entry("~/logs")).logs == home / "logs"
     for load in (tt.load, tt.Translator.from_pretrained, lambda path: tt.load([path])):
         with pytest.raises(tt.BadInput, match="expected checkpoints, found none in .*/home/run/checkpoints"):

@@ -274,7 +274,8 @@ def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch
         "TextSource": {"source": "a", "target": "b"},
         "TfdsSource": {"name": "a"},
         "Training": {"steps": 1, "batch_tokens": 300},
-        "DevText": {"metric": "a", "score": max, "source": [], "references": []},
+        "DevText": {"metric": tt.Metric("BLEU"), "source": [], "references": []},
+        "Metric": {"name": "BLEU"},
         "Trainer": {"path": tmp_path, "config": tt.PRESETS["tiny"], "corpus": tt.ToyCorpus()},
     }
     for kind in dataclasses_of_users():

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 from keras.ops import convert_to_numpy
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
+from tf_transformer.evaluation.metric import Metric
 from tf_transformer.training.checkpoints import Checkpoints as Checkpoints
 from tf_transformer.training.checkpoints import Logs, numbers_in
 from tf_transformer.training.checkpoints import TrainingInterrupted as TrainingInterrupted
@@ -39,17 +39,15 @@ Translate = Callable[[list[str]], list[str]]
 
 @dataclass(frozen=True)
 class DevText:
-    """A dev set and its score, to validate on.
+    """A dev set and its metric, to validate on.
 
     Attributes:
-        metric: Name of the score, for example "BLEU".
-        score: Function from outputs and references to a number.
+        metric: Metric of the outputs, for example `tt.Metric("chrF")`.
         source: Source sentences.
         references: Their references.
     """
 
-    metric: str
-    score: Callable[[list[str], list[str]], float]
+    metric: Metric
     source: list[str]
     references: list[str]
 
@@ -60,11 +58,11 @@ class DevText:
     def thinned(self, most: Count) -> "DevText":
         """Returns at most `most` evenly spaced sentences."""
         every = max(1, -(-len(self.source) // most))
-        return DevText(self.metric, self.score, self.source[::every], self.references[::every])
+        return DevText(self.metric, self.source[::every], self.references[::every])
 
 
 class DevScore(keras.callbacks.Callback):
-    """Scores the dev set at the end of every epoch, as `dev_bleu` in the logs, and prints some outputs.
+    """Scores the dev set at the end of every epoch, in the logs as `dev_bleu` and such, and prints some outputs.
 
     Args:
         function: Function from a list of strings to a list of strings, for example a `Translator`.
@@ -95,9 +93,9 @@ class DevScore(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         source, references = self.dev.source, self.dev.references
         outputs = self.function(source)
-        value = logs[f"dev_{self.dev.metric.lower()}"] = self.dev.score(outputs, references)
-        step = steps_of(self.model)
-        say(f"\n  step {step:,}: dev {self.dev.metric} {value:.2f}")
+        metric, step = self.dev.metric, steps_of(self.model)
+        value = logs[metric.column] = metric.score(outputs, source, references)
+        say(f"\n  step {step:,}: dev {metric.name} {value:.2f}")
         rows = [(epoch * self.show + i) % len(outputs) for i in range(min(self.show, len(outputs)))]
         width = shutil.get_terminal_size((120, 24)).columns - len("      -> ")
         for k in rows:
@@ -265,19 +263,19 @@ class StopAfter(keras.callbacks.Callback):
 
     Args:
         run: Run with this history.
-        name: Name of the score.
+        metric: Metric of the scores.
         count: Number of epochs in a row.
     """
 
     @checked
-    def __init__(self, run: Run, name: str, count: Count):
+    def __init__(self, run: Run, metric: Metric, count: Count):
         super().__init__()
-        self.run, self.name, self.count = run, name, count
+        self.run, self.metric, self.count = run, metric, count
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        values = [float(row[self.name]) for row in (*self.run.history, logs) if self.name in row]
-        if values and len(values) - 1 - int(np.argmax(values)) >= self.count:
-            say(f"  no better {self.name} in {self.count:,} checkpoints")
+        order = self.metric.best_first([*self.run.history, logs])
+        if order and sum(row > order[0] for row in order) >= self.count:
+            say(f"  no better {self.metric.column} in {self.count:,} checkpoints")
             self.model.stop_training = True
 
 

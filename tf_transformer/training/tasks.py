@@ -10,6 +10,7 @@ from tf_transformer.data.corpus import Files
 from tf_transformer.data.pairs import Texts
 from tf_transformer.decoding.decoder import TextDecoder
 from tf_transformer.evaluation import bleu
+from tf_transformer.evaluation.metric import Metric
 from tf_transformer.inference.engine import Engine
 from tf_transformer.inference.translator import Translator
 from tf_transformer.tokenizers.tokenizer import Tokenizer
@@ -21,17 +22,17 @@ class Task:
     """A task of a run.
 
     Attributes:
-        metric: Name of the score to validate by.
+        metric: Metric to validate by, unless the recipe names one.
         read: Function that reads sources and references from files. It raises BadInput if it cannot.
-        scores: Function of outputs and references that returns scores by name, `metric` included. Each has a `value`
-            and a `signature`.
+        scores: Function of outputs and references that returns scores by name, that of `metric` included. Each has a
+            `value` and a `signature`.
         decoder: Function that returns a decoder: from a list of sources to the outputs of greedy search.
         engine: Function that returns the engine for the task, which uses a translator.
         recognizes: Function that returns whether a SavedModel with this tokenizer does the task.
         run_options: The translator's defaults for a run.
     """
 
-    metric: str
+    metric: Metric
     read: Callable[[Files], Texts]
     scores: Callable[[list[str], list[str]], dict[str, Any]]
     decoder: Callable[[TextDecoder, Tokenizer], Translate]
@@ -39,14 +40,9 @@ class Task:
     recognizes: Callable[[Tokenizer], bool] = lambda tokenizer: False
     run_options: Mapping[str, Any] = field(default_factory=dict)
 
-    def score(self, outputs: list[str], references: list[str]) -> float:
-        """Returns the score to validate by."""
-        value: float = self.scores(outputs, references)[self.metric].value
-        return value
-
 
 TRANSLATION = Task(
-    metric="BLEU",
+    metric=Metric("BLEU"),
     read=corpus.read_texts,
     scores=lambda outputs, references: {"BLEU": bleu.bleu(outputs, references), "chrF": bleu.chrf(outputs, references)},
     decoder=lambda model, tokenizer: Translator(model, tokenizer, beam_size=1),

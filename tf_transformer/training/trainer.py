@@ -378,10 +378,10 @@ class Trainer:
         if not self.writes:
             return []
         logs, task = self.run.path / "logs", task_of(self.corpus.kind)
-        dev = DevText(task.metric, task.score, *self.corpus.dev).thinned(self.recipe.dev_sentences)
+        dev = DevText(task.metric, *self.corpus.dev).thinned(self.recipe.dev_sentences)
         callbacks: list[keras.callbacks.Callback] = [DevScore(task.decoder(model, tokenizer), dev, logs=logs)]
         if count := self.recipe.early_stopping_patience:
-            callbacks.append(StopAfter(self.run, f"dev_{task.metric.lower()}", count))
+            callbacks.append(StopAfter(self.run, task.metric, count))
         return [*callbacks, *board(logs)]
 
     def make_model(self, steps: int) -> Transformer:

@@ -20,6 +20,7 @@ from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.decoding.search import OPTIONS, Fixed, beam_search
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.decoding.text_model import Immutable, check_length, padded
+from tf_transformer.evaluation.metric import Metric
 from tf_transformer.extensions.parsing import evalb
 from tf_transformer.extensions.parsing.constraint import LEAF, Grammar
 from tf_transformer.extensions.parsing.corpus import ParserInput, encoder_of, read_texts, split_words
@@ -259,10 +260,16 @@ class Parser(Immutable, Engine):
 
 
 GREEDY: dict[str, Any] = {"beam_size": 1, "length_penalty": 0.0, "extra_length": EXTRA_LENGTH}
+
+
+def _f1(outputs: list[str], references: list[str]) -> evalb.Score:
+    return evalb.total(map(read_tree, references), map(read_tree, outputs))
+
+
 PARSING = Task(
-    "F1",
+    Metric("F1", lambda outputs, sources, references: _f1(outputs, references)),
     read_texts,
-    lambda outputs, references: {"F1": evalb.total(map(read_tree, references), map(read_tree, outputs))},
+    lambda outputs, references: {"F1": _f1(outputs, references)},
     lambda model, tokenizer: Parser(Translator(model, tokenizer, **GREEDY)),
     Parser,
     lambda tokenizer: bool(tokenizer.control_tokens),
