@@ -128,6 +128,11 @@ def add_call_options(add: Callable[..., Any]) -> None:
     """Adds the options for `engine` and `of_calls`: search options and languages."""
     names = [name for name in SEARCH_OPTIONS if name != "n_best"]
     add_fields(add, SearchOptions, names, [], "the model's")
+    add_languages(add)
+
+
+def add_languages(add: Callable[..., Any]) -> None:
+    """Adds the options of a multilingual model's languages."""
     for name in LANGUAGES:
         side = name.partition("_")[0]
         add(f"--{side}-language", metavar="CODE", help=f"{side} language, for a multilingual model (the model's)")

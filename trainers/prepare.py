@@ -9,7 +9,20 @@ import sys
 import time
 from typing import Any
 
-from .command import add_tfds_options, add_vocabulary_kind, as_path, load_backend, options, positive, run_program
+from tf_transformer.tokenizers.languages import LANGUAGES
+
+from .command import (
+    add_languages,
+    add_tfds_options,
+    add_vocabulary_kind,
+    as_path,
+    chosen,
+    load_backend,
+    options,
+    positive,
+    run_program,
+)
+from .directions import add_directions, directed, joined
 from .pipelines import add_pipeline_options, check_options, load_beam, processes, run_pipeline, split_options
 
 
@@ -19,6 +32,8 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     add = parser.add_argument
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, one sentence per line, plain or .gz")
     add_tfds_options(add)
+    add_directions(add)
+    add_languages(add)
     add("--parquet", metavar="GLOB", help="Parquet files instead of --train, such as 'corpus/*.parquet'")
     add("--columns", nargs=2, metavar=("SOURCE", "TARGET"), help="columns of the Parquet files (source target)")
     add("--to", type=as_path, required=True, metavar="DIR", help="output directory")
@@ -35,15 +50,17 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     add_pipeline_options(parser.add_argument_group("many workers").add_argument)
     ours, beams = split_options(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(ours)
-    if [args.train, args.tfds, args.parquet].count(None) != 2:
-        parser.error("expected one of --train SOURCE TARGET, --tfds NAME and --parquet GLOB")
+    if [args.train, args.tfds, args.parquet, args.directions].count(None) != 3:
+        parser.error("expected one of --train SOURCE TARGET, --tfds NAME, --parquet GLOB and --directions FILE")
+    if args.directions and not (args.start or args.tokenizer_file):
+        parser.error("--directions: expected --from or --tokenizer, of a multilingual model")
     if args.start and args.tokenizer_file:
         parser.error("--from: cannot be combined with --tokenizer, since the model has one")
     option = "--from" if args.start else "--tokenizer"
     if (args.start or args.tokenizer_file) and (args.vocab_size or args.tokenizer):
         parser.error(f"{option}: cannot be combined with --vocab-size or --vocab-kind")
-    if args.skip_bad_lines and not args.train:
-        parser.error("--skip-bad-lines: expected --train as well")
+    if args.skip_bad_lines and not (args.train or args.directions):
+        parser.error("--skip-bad-lines: expected --train or --directions as well")
     if args.columns and not args.parquet:
         parser.error("--columns: expected --parquet as well")
     check_options(args.workers, args.runner, beams)
@@ -56,15 +73,19 @@ def main(argv: list[str] | None = None) -> None:
     import tf_transformer as tt
     from tf_transformer.models.families import load_tokenizer
 
-    work = tt.Preparation(source_of(args), args.to, tt.Filters.parse(args.filter))
-    if args.runner:
-        load_beam()
-    tokenizer = load_tokenizer(args.tokenizer_file) if args.tokenizer_file else None
+    filters, languages = tt.Filters.parse(args.filter), chosen(vars(args), LANGUAGES)
+    tokenizer = load_tokenizer(args.tokenizer_file).with_languages(**languages) if args.tokenizer_file else None
     if args.start:
-        tokenizer = tt.Translator.from_pretrained(args.start).tokenizer
+        tokenizer = tt.Translator.from_pretrained(args.start, **languages).tokenizer
         if tokenizer.control_tokens:
             raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
+    tokenizer, directions = directed(args, tokenizer, check=False)
+    if tokenizer:
         tokenizer.current_languages()  # raises an error if a multilingual model has no languages
+    source = joined(directions, args.temperature) if directions else source_of(args)
+    work = tt.Preparation(source, args.to, filters)
+    if args.runner:
+        load_beam()
     with work.locked():
         prepare(args, work, beams, tokenizer)
 
@@ -113,7 +134,8 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str], tokenizer: An
     if records.filtered:
         print("dropped: " + ", ".join(f"{number:,} {name}" for name, number in records.filtered.items()))
     start = f"--from {args.start} " if args.start else ""
-    print(f"now: tf-transformer translation {start}--prepared {args.to} --dev ...")
+    dev = f"--directions {args.directions}" if args.directions else "--dev ..."
+    print(f"now: tf-transformer translation {start}--prepared {args.to} {dev}")
 
 
 def source_of(args: argparse.Namespace) -> Any:

@@ -113,6 +113,9 @@ def score_and_publish(trainer: Trainer, translator: Translator, root: Path | Non
         print(f"{name} {score.value:.2f}  {score.signature}, of {text}")
     bleu = metadata_of("BLEU", scores["BLEU"], text)
     metrics = {f"test_{fact}": value for fact, value in bleu.items()} | {"test_chrf": round(scores["chrF"].value, 2)}
+    # Those of several test sets, such as "BLEU en-de".
+    named = {name: score for name, score in scores.items() if " " in name}
+    metrics |= {f"test_{name.lower().replace(' ', '_')}": round(score.value, 2) for name, score in named.items()}
     if root is None:
         record(trainer.run, metrics, costs.parameters(trainer.config))
         return None

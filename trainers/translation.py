@@ -1,21 +1,28 @@
 """Train a Transformer to translate, score it, and export it. The default is the toy corpus, which takes minutes."""
 
 import argparse
+import dataclasses
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tf_transformer.tokenizers.languages import LANGUAGES
+
 from .command import (
     EXPORTS,
+    add_languages,
     add_search_options,
     add_tfds_options,
     add_training_options,
     as_path,
+    chosen,
     export_folder,
     load_backend,
     options,
     run_program,
 )
+from .directions import Direction, add_directions, dev_of, directed, joined
 
 if TYPE_CHECKING:
     from tf_transformer.data.corpus import Corpus
@@ -39,6 +46,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--tokenizer", type=as_path, dest="tokenizer_file", metavar="FILE", help=tokenizer)
     add("--prepared", type=as_path, metavar="DIR", help="train on records of tf-transformer prepare, not on --train")
     add_tfds_options(add)
+    add_directions(add)
+    add_languages(add)
+    add("--filter", nargs="+", default=[], metavar="NAME", help="training pairs to drop: duplicates, identical")
     add_training_options(add)
     add_search_options(add, without=EXPORTS)
     args = parser.parse_args(argv)
@@ -48,19 +58,26 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"--from: cannot be combined with {names}, since the model has sizes and a tokenizer")
     if args.tokenizer_file and (args.vocab_size or args.tokenizer):
         parser.error("--tokenizer: cannot be combined with --vocab-size or --vocab-kind")
-    if args.train and (args.tfds or args.prepared):
-        parser.error("expected one of --train, --tfds and --prepared, got --train and another")
+    if (args.train and (args.tfds or args.prepared)) or (args.directions and (args.train or args.tfds)):
+        parser.error("expected one of --train, --tfds, --directions and --prepared, got several")
+    if args.directions and not args.start:
+        parser.error("--directions: expected --from MODEL, a multilingual model")
+    if args.directions and args.test:
+        parser.error("--test: cannot be combined with --directions. The dev sets are scored.")
+    has_pairs = args.train or (args.directions and not args.prepared)
     if args.tfds and args.dev:
         parser.error("--dev: cannot be combined with --tfds, which has a dev set")
-    if (args.train or args.prepared) and not (args.dev or args.tfds):
+    if (args.train or args.prepared) and not (args.dev or args.tfds or args.directions):
         parser.error(f"--dev: expected SOURCE TARGET, {'or --tfds' if args.prepared else 'or a share such as 0.02'}")
-    if args.dev and len(args.dev) != 2 and not (args.train and len(args.dev) == 1 and _is_number(args.dev[0])):
+    is_share = args.dev and has_pairs and len(args.dev) == 1 and _is_number(args.dev[0])
+    if args.dev and not is_share and (args.directions or len(args.dev) != 2):
+        expected = "a share or a number of pairs" if args.directions else "SOURCE TARGET"
         number = ", or a share or a number of pairs" if args.train else ""
-        parser.error(f"--dev: expected SOURCE TARGET{number}, got {' '.join(args.dev)}")
-    if not (args.train or args.prepared) and (args.dev or args.test):
+        parser.error(f"--dev: expected {expected}{number}, got {' '.join(args.dev)}")
+    if not (has_pairs or args.prepared) and (args.dev or args.test):
         parser.error("--dev and --test: expected --train SOURCE TARGET or --prepared DIR as well")
-    if args.prepared and (vocabulary or args.skip_bad_lines):
-        names = "--vocab-size, --vocab-kind, --tokenizer or --skip-bad-lines"
+    if args.prepared and (vocabulary or args.skip_bad_lines or args.filter):
+        names = "--vocab-size, --vocab-kind, --tokenizer, --skip-bad-lines or --filter"
         parser.error(f"--prepared: cannot be combined with {names}. Pass them to tf-transformer prepare.")
     args.preset = args.preset or "tiny"
     return args
@@ -80,12 +97,14 @@ def main(argv: list[str] | None = None) -> None:
 
     # TensorFlow's devices can only be set before it computes anything.
     strategy = tt.distribution.strategy(args.devices)
-    start = tt.Translator.from_pretrained(args.start) if args.start else None
+    languages = chosen(vars(args), LANGUAGES)
+    start = tt.Translator.from_pretrained(args.start, **languages) if args.start else None
     if start and start.tokenizer.control_tokens:
         raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
+    start, directions = directed(args, start, check=not args.prepared)
     records = Records(args.prepared) if args.prepared else None
     choices = vars(args) | {"start": start}
-    tokenizer = load_tokenizer(args.tokenizer_file) if args.tokenizer_file else None
+    tokenizer = load_tokenizer(args.tokenizer_file).with_languages(**languages) if args.tokenizer_file else None
     if vocabulary := tokenizer or (records.tokenizer if records and not start else None):
         choices["vocab_size"] = vocabulary.vocab_size
     config, recipe = plan_of(choices, "translation")
@@ -99,7 +118,7 @@ def main(argv: list[str] | None = None) -> None:
     root = export_folder(vars(args), folder)
     if on_tensorflow and tt.distribution.is_chief(strategy):
         next_version(root)
-    corpus = corpus_of(args, records)
+    corpus = corpus_of(args, records, directions)
 
     trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy, start=start, tokenizer=tokenizer)
     trainer.fit()
@@ -118,20 +137,24 @@ def main(argv: list[str] | None = None) -> None:
   tf-transformer translation --help      # your own text: --train SOURCE TARGET --dev SOURCE TARGET""")
 
 
-def corpus_of(args: argparse.Namespace, records: "Records | None") -> "Corpus":
+def corpus_of(args: argparse.Namespace, records: "Records | None", directions: Sequence[Direction]) -> "Corpus":
     """Returns the training, dev and test data that the options name, by default the toy corpus."""
     import tf_transformer as tt
 
+    filters = tt.Filters.parse(args.filter)
+    dev = float(args.dev[0]) if args.dev and len(args.dev) == 1 else args.dev
     if args.train:
-        dev = args.dev if len(args.dev) > 1 else float(args.dev[0])
-        return tt.TextCorpus(args.train, dev, args.test, args.skip_bad_lines)
+        return tt.TextCorpus(args.train, dev, args.test, args.skip_bad_lines, filters)
+    if directions:
+        train = records or joined(directions, args.temperature)
+        return tt.Corpus(train, dev or dev_of(directions), filters=filters)
     tfds = tt.TfdsCorpus(args.tfds, tuple(args.languages), args.tfds_dir) if args.tfds else None
     if records and tfds:
         return tt.Corpus(records, tfds.dev, tfds.test, tfds.languages)
     if records:
-        dev = tt.data.read_text_pairs(*args.dev)
-        return tt.Corpus(records, dev, tt.data.read_text_pairs(*args.test) if args.test else None)
-    return tfds or tt.ToyCorpus()
+        dev_texts = tt.data.read_text_pairs(*args.dev)
+        return tt.Corpus(records, dev_texts, tt.data.read_text_pairs(*args.test) if args.test else None)
+    return dataclasses.replace(tfds or tt.ToyCorpus(), filters=filters)
 
 
 def _is_number(text: str) -> bool:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from tf_transformer.utils.terminal import is_watched, say
 from tf_transformer.utils.values import Amount, Count, Natural, check_fields, checked
 
 RATE_CALLBACKS = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
-Translate = Callable[[list[str]], list[str]]
+Translate = Callable[..., list[str]]  # from a list of texts
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,9 @@ class DevScore(keras.callbacks.Callback):
     """Scores the dev set at the end of every epoch, in the logs as `dev_bleu` and such, and prints some outputs.
 
     Args:
-        function: Function from a list of strings to a list of strings, for example a `Translator`.
-        dev: Dev set to score it with.
+        function: Function from a list of strings to a list of strings, for example a `Translator`. For several dev
+            sets, a dictionary of functions with their names.
+        dev: Dev set to score it with. With several by name, `dev_bleu` is the mean, and `dev_bleu_NAME` one of them.
         show: Number of outputs to print.
         logs: TensorBoard's folder for these outputs and, if `function` has it, the attention of the first. Only on the
             TensorFlow backend, since TensorBoard's own package writes only numbers.
@@ -74,10 +75,16 @@ class DevScore(keras.callbacks.Callback):
 
     @checked
     def __init__(
-        self, function: Translate, dev: DevText, show: Natural = 2, logs: str | os.PathLike[str] | None = None
+        self,
+        function: Translate | Mapping[str, Translate],
+        dev: DevText | Mapping[str, DevText],
+        show: Natural = 2,
+        logs: str | os.PathLike[str] | None = None,
     ):
         super().__init__()
-        self.function, self.dev, self.show = function, dev, show
+        self.sets = dict(dev) if isinstance(dev, Mapping) else {"": dev}
+        self.functions = dict(function) if isinstance(function, Mapping) else dict.fromkeys(self.sets, function)
+        self.show = show
         self.logs = None if logs is None else user_path(logs, "logs")
         self._writer: Any = None
 
@@ -91,11 +98,18 @@ class DevScore(keras.callbacks.Callback):
             self._writer = None
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        source, references = self.dev.source, self.dev.references
-        outputs = self.function(source)
-        metric, step = self.dev.metric, steps_of(self.model)
-        value = logs[metric.column] = metric.score(outputs, source, references)
-        say(f"\n  step {step:,}: dev {metric.name} {value:.2f}")
+        scores = dict[str, float]()
+        for name, dev in self.sets.items():
+            outputs = self.functions[name](dev.source)
+            scores[name] = dev.metric.score(outputs, dev.source, dev.references)
+            say(f"\n  step {steps_of(self.model):,}: dev {dev.metric.name} {scores[name]:.2f}{name and f' of {name}'}")
+            self._show(epoch, name, outputs)
+        if len(scores) > 1:
+            logs |= {f"{dev.metric.column}_{name}": score for name, score in scores.items()}
+        logs[dev.metric.column] = sum(scores.values()) / len(scores)
+
+    def _show(self, epoch: int, name: str, outputs: list[str]) -> None:
+        source, references = self.sets[name].source, self.sets[name].references
         rows = [(epoch * self.show + i) % len(outputs) for i in range(min(self.show, len(outputs)))]
         width = shutil.get_terminal_size((120, 24)).columns - len("      -> ")
         for k in rows:
@@ -103,21 +117,21 @@ class DevScore(keras.callbacks.Callback):
             lines = [textwrap.shorten(text, width, placeholder=" ...") for text in texts]
             say(f"    {lines[0]}\n      -> {lines[1]}\n       = {lines[2]}")
         if self.logs and rows and ON_TENSORFLOW and _is_installed("tensorboard"):
-            self._write(self.logs, step, rows, outputs)
+            self._write(self.logs, name, rows, outputs)
 
-    def _write(self, logs: Path, step: int, rows: list[int], outputs: list[str]) -> None:
+    def _write(self, logs: Path, name: str, rows: list[int], outputs: list[str]) -> None:
         import tensorflow as tf
 
-        source, references = self.dev.source, self.dev.references
+        source, references, function = self.sets[name].source, self.sets[name].references, self.functions[name]
         lines = [f"| {source[k]} | {outputs[k]} | {references[k]} |" for k in rows]
         self._writer = self._writer or tf.summary.create_file_writer(str(logs / "outputs"))
-        with self._writer.as_default(step):
+        with self._writer.as_default(steps_of(self.model)):
             table = "\n".join(["| source | output | reference |", "|---|---|---|", *lines])
-            tf.summary.text("outputs", encoded(table))
-            if outputs[rows[0]] and hasattr(self.function, "attention_scores"):
-                scores = self.function.attention_scores(source[rows[0]], outputs[rows[0]])
+            tf.summary.text(f"outputs {name}".strip(), encoded(table))
+            if outputs[rows[0]] and hasattr(function, "attention_scores"):
+                scores = function.attention_scores(source[rows[0]], outputs[rows[0]])
                 heads = scores.cross[-1][0, ..., None]  # [h, T, S, 1]
-                tf.summary.image("attention of the last layer's heads", heads, max_outputs=len(heads))
+                tf.summary.image(f"attention of the last layer's heads {name}".strip(), heads, max_outputs=len(heads))
 
 
 class ProgressLogger(keras.callbacks.Callback):

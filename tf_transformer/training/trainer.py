@@ -12,17 +12,19 @@ from tf_transformer import distribution
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 from tf_transformer.data import datasets as data
 from tf_transformer.data.batches import Batches
-from tf_transformer.data.corpus import Batching, Corpus, Files
+from tf_transformer.data.corpus import Batching, Corpus, DevSet, Files
 from tf_transformer.data.pairs import Texts
 from tf_transformer.data.records import Records
 from tf_transformer.data.sources import MemorySource
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
+from tf_transformer.evaluation.bleu import Score
 from tf_transformer.inference.loading import trained
 from tf_transformer.inference.translator import Translator
 from tf_transformer.layers.lora import freeze, frozen_weights
 from tf_transformer.models.ensemble import Ensemble
 from tf_transformer.models.families import build_model, check_weights, family_of_config, load_tokenizer
 from tf_transformer.models.transformer import Transformer
+from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.training import losses as training
 from tf_transformer.training.callbacks import (
@@ -378,8 +380,12 @@ class Trainer:
         if not self.writes:
             return []
         logs, task = self.run.path / "logs", task_of(self.corpus.kind)
-        dev = DevText(task.metric, *self.corpus.dev).thinned(self.recipe.dev_sentences)
-        callbacks: list[keras.callbacks.Callback] = [DevScore(task.decoder(model, tokenizer), dev, logs=logs)]
+        sets = self.corpus.dev.sets
+        most = max(1, self.recipe.dev_sentences // len(sets))
+        dev = {name: DevText(task.metric, *one.texts).thinned(most) for name, one in sets.items()}
+        tokenizers = {name: tokenizer.with_languages(*one.languages) for name, one in sets.items()}
+        decoders = {name: task.decoder(model, one) for name, one in tokenizers.items()}
+        callbacks: list[keras.callbacks.Callback] = [DevScore(decoders, dev, logs=logs)]
         if count := self.recipe.early_stopping_patience:
             callbacks.append(StopAfter(self.run, task.metric, count))
         return [*callbacks, *board(logs)]
@@ -449,17 +455,27 @@ class Trainer:
             translator: Translator to score. Defaults to `self.translator()`.
 
         Returns:
-            "BLEU" and "chrF", or "F1", each with its `value` and its `signature`.
+            "BLEU" and "chrF", or "F1", each with its `value` and its `signature`. If the test set is several, these are
+            means, and "BLEU NAME" and so on are those of each.
         """
-        task = task_of(self.corpus.kind)
-        source, references = self.corpus.test or self.corpus.dev
+        task, sets = task_of(self.corpus.kind), self.corpus.test.sets
         if files:
             are_paths = [isinstance(file, str | os.PathLike) for file in files]
             if not all(are_paths) and (any(are_paths) or len(files) != 2):
                 raise BadInput(f"files: expected two lists, sources and references, got {shown(files)}")
             texts: Any = files
             source, references = task.read(texts) if all(are_paths) else map(list, texts)
-        return task.scores((translator or self.translator())(source), references)
+            sets = {"": DevSet((), (source, references))}
+        translator, scores = translator or self.translator(), dict[str, dict[str, Any]]()
+        for name, (languages, (source, references)) in sets.items():
+            options = dict(zip(LANGUAGES, languages, strict=False))
+            scores[name] = task.scores(translator(source, **options), references)
+        first, *others = scores.values()
+        if not others:
+            return first
+        means = {metric: sum(one[metric].value for one in scores.values()) / len(scores) for metric in first}
+        named = {f"{metric} {name}": score for name, of_set in scores.items() for metric, score in of_set.items()}
+        return {metric: Score(mean, first[metric].signature) for metric, mean in means.items()} | named
 
 
 def _warn_of_few(batches: int, batch_tokens: int) -> None:
