@@ -186,7 +186,7 @@ def test_a_bad_line_leaves_no_records(text, tmp_path, capsys):
 
 
 def test_records_take_no_options_of_prepare(text, tmp_path, capsys):
-    message = "--prepared: cannot be combined with --vocab-size, --vocab-kind, --tokenizer, --skip-bad-lines or --filter. Pass"
+    message = "--tokenizer, --skip-bad-lines or --filter. Pass them to tf-transformer prepare"
     options_of_prepare = [["--vocab-size", 300], ["--vocab-kind", "bpe"], ["--tokenizer", "a"], ["--skip-bad-lines"]]
     for option in (*options_of_prepare, ["--filter", "identical"]):
         assert message in fails(translation, ["--prepared", tmp_path, *options(text)[3:], *option], capsys)

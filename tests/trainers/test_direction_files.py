@@ -1,0 +1,121 @@
+"""`--directions FILE`: several language pairs in one run, from text or from records."""
+
+import csv
+import re
+
+import pytest
+from checkpoints import M2M100
+from programs import fails, same_weights
+
+import tf_transformer as tt
+from trainers import prepare, publishing, translation
+
+
+@pytest.fixture(scope="module")
+def translator():
+    return tt.Translator.from_pretrained(M2M100)
+
+
+@pytest.fixture
+def loaded(translator, monkeypatch):
+    """Loads the checkpoint once."""
+    replaced = lambda path, **options: translator.replace(**options)  # noqa: E731
+    monkeypatch.setattr(tt.Translator, "from_pretrained", replaced)
+
+
+class Fit(Exception):
+    """A trainer's `fit` was called."""
+
+
+def columns(text, part, swapped=False):
+    sides = [f"{text / part}.en", f"'{text / part}.de'"]  # quotes as in a shell
+    return " ".join(sides[::-1] if swapped else sides)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("en de {train}", "--directions: expected dev files in some lines or a share such as --dev 0.02, got neither"),
+        ("en de train.en", "line 2: expected LANGUAGE LANGUAGE SOURCE TARGET .*, got 3 columns"),
+        ("en de {train} {dev} 1 2", "line 2: expected LANGUAGE .*, got 8 columns"),
+        ("en xx {train} {dev}", "line 2: target_language: expected one of 100 languages, .*; got 'xx'"),
+        ("en de nowhere.en nowhere.de {dev}", "line 2: expected a text file, found none at .*/nowhere.en"),
+        ("en de {train} {dev} 0", "line 2: weight: expected a positive number, got 0"),
+        ("en de {train} {dev} -1", "line 2: weight: expected a positive number, got -1"),
+        ("en de {train} {dev} twice", "line 2: weight: expected a positive number, got twice"),
+        ("en de 'train.en {dev}", "line 2: No closing quotation"),
+        ("# en de", "expected lines of LANGUAGE .*, got none"),
+    ],
+)
+def test_a_bad_line_is_named(line, message, loaded, text, tmp_path, capsys):
+    file = tmp_path / "directions"
+    file.write_text(f"# source target\n{line}\n".format(train=columns(text, "train"), dev=columns(text, "dev")))
+    argv = ["--from", M2M100, "--directions", file, "--run", tmp_path / "run"]
+    error = fails(translation, argv, capsys)
+    start = "" if message.startswith("--") else f"{file}(: |, )"
+    assert re.fullmatch(f"error: {start}{message}", error), error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--directions", "a"], "--directions: expected --from MODEL, a multilingual model"),
+        (["--directions", "a", "--from", "b", "--train", "c", "d"], "expected one of --train, --tfds, --directions"),
+        (["--directions", "a", "--from", "b", "--test", "c", "d"], "--test: cannot be combined with --directions"),
+        (["--directions", "a", "--from", "b", "--dev", "c", "d"], "--dev: expected a share or a number of pairs, got"),
+        (["--temperature", "5"], "--temperature: expected --directions as well"),
+        (["--source-language", "en"], "--target-language: expected --from MODEL, a multilingual model"),
+    ],
+)
+def test_options_that_need_others(argv, message, capsys):
+    assert message in fails(translation, argv, capsys)
+
+
+def test_languages_and_directions_arrive_at_the_trainer(loaded, text, tmp_path, monkeypatch):
+    def fit(self):
+        raise Fit(self)
+
+    monkeypatch.setattr(tt.Trainer, "fit", fit)
+    file, pairs = tmp_path / "directions", [str(text / f"train.{side}") for side in ("en", "de")]
+    file.write_text(
+        f"de en {columns(text, 'train', True)} {columns(text, 'dev', True)}\nen de {columns(text, 'dev')}\n"
+    )
+
+    def trainer(*argv):
+        with pytest.raises(Fit) as call:
+            translation.main(["--from", str(M2M100), "--run", str(tmp_path / "run"), *map(str, argv)])
+        return call.value.args[0]
+
+    languages = ["--source-language", "en", "--target-language", "de"]
+    single = trainer("--train", *pairs, "--dev", "0.05", "--filter", "duplicates", *languages)
+    assert single.start.tokenizer.current_languages() == ("en", "de")
+    assert single.corpus.describe()["filters"] == {"duplicates": True}
+    both = trainer("--directions", file, "--temperature", 2)
+    assert both.start.tokenizer.current_languages() == ("de", "en") and set(both.corpus.dev.sets) == {"de-en"}
+    assert both.corpus.train.weights == pytest.approx((1, (900 / 23) ** 0.5))
+    held_out = trainer("--directions", file, "--dev", 31, *languages)
+    assert held_out.start.tokenizer.current_languages() == ("en", "de")
+    assert set(held_out.corpus.dev.sets) == {"de-en", "en-de"}
+
+
+@pytest.mark.program
+def test_a_run_of_directions_has_a_score_for_each(text, tmp_path, monkeypatch):
+    """Records of the same directions train the same weights."""
+    monkeypatch.setattr(publishing, "score_and_publish", lambda *args: None)
+    file = tmp_path / "directions"
+    lines = [
+        f"{pair} {columns(text, 'train', swapped)} {columns(text, 'dev', swapped)} {weight}"
+        for pair, swapped, weight in (("en de", False, 1), ("de en", True, 1.5))
+    ]
+    file.write_text("\n".join(lines))
+    argv = ["--from", str(M2M100), "--directions", str(file)]
+    train = [*argv, "--steps", "2", "--eval-every", "1", "--batch-tokens", "512", "--base", str(tmp_path / "exports")]
+    translation.main([*train, "--run", str(tmp_path / "run")])
+    with open(tmp_path / "run/history.csv") as rows:
+        for row in csv.DictReader(rows):
+            scores = [float(row[f"dev_bleu_{pair}"]) for pair in ("en-de", "de-en")]
+            assert min(scores) > 20 and float(row["dev_bleu"]) == pytest.approx(sum(scores) / 2)
+    prepare.main([*argv, "--to", str(tmp_path / "records")])
+    translation.main([*train, "--run", str(tmp_path / "other"), "--prepared", str(tmp_path / "records")])
+    same_weights(tmp_path / "run", tmp_path / "other")
