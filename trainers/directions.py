@@ -1,113 +1,67 @@
-"""A file of directions, `--directions FILE`: the language pairs of one run of a multilingual model, and their text."""
+"""`--directions FILE`: language pairs of a multilingual model for one run, and their text."""
 
 import argparse
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.utils.files import lines_of, user_path
+from tf_transformer.utils.values import Positive, convert
 
-from .command import chosen
-
-if TYPE_CHECKING:
-    from tf_transformer.data.pairs import Source, Texts
+from .command import add_languages, chosen
 
 COLUMNS = "LANGUAGE LANGUAGE SOURCE TARGET [DEV_SOURCE DEV_TARGET] [WEIGHT]"
 
 
-@dataclass(frozen=True)
-class Direction:
-    """A line of the file. Without a weight or dev files, these are `None`."""
-
-    languages: tuple[str, str]
-    train: "Source"
-    dev: "Texts | None"
-    weight: float | None
-
-
-def add_directions(add: Any) -> None:
-    """Adds the options for `read_directions` and `joined`."""
-    add("--directions", metavar="FILE", help=f"a language pair per line: {COLUMNS}")
-    temperature = "sample each pair of languages in proportion to the 1/T-th power of its size (1; M2M100: 5)"
+def add_directions(add: Callable[..., Any]) -> None:
+    """Adds the options for `directed`."""
+    add("--directions", metavar="FILE", help=f"train on several language pairs, one per line: {COLUMNS}")
+    temperature = "sample each pair of languages in proportion to its size to the power of 1/T (1; M2M100: 5)"
     add("--temperature", type=float, metavar="T", help=temperature)
+    add_languages(add)
 
 
-def directed(args: argparse.Namespace, model: Any, check: bool = True) -> tuple[Any, list[Direction]]:
-    """Returns the directions of the options, and a translator or tokenizer whose languages are the first one's.
+def directed(args: argparse.Namespace, model: Any, check: bool) -> tuple[Any, Any, Any]:
+    """Reads the file of --directions, and its text if `check`.
 
-    Args:
-        args: Options.
-        model: Translator or tokenizer that has the languages.
-        check: Whether to check the text to train on.
+    Returns:
+        The model, a translator or a tokenizer, with the languages of the options or of the first line, and the sources
+        of training and dev set, or `None`.
     """
-    tokenizer = getattr(model, "tokenizer", model)
-    directions = list[Direction]()
     languages = chosen(vars(args), LANGUAGES)
     if languages and not (args.start or args.tokenizer_file):
         raise BadInput("--source-language and --target-language: expected --from MODEL, a multilingual model")
+    if args.temperature is not None and not args.directions:
+        raise BadInput("--temperature: expected --directions as well")
     if not args.directions:
-        if args.temperature:
-            raise BadInput("--temperature: expected --directions as well")
-        return model, directions
-    from tf_transformer.utils.files import lines_of
+        return model, None, None
+    from tf_transformer.data.sources import DirectedSource, JoinedSource, TextSource, temperature_weights
 
+    tokenizer, weights = getattr(model, "tokenizer", model), list[float]()
+    train, dev = list[DirectedSource](), list[DirectedSource]()
     for number, line in enumerate(lines_of(args.directions), 1):
         try:
-            if columns := shlex.split(line.decode(), comments=True):
-                directions.append(_direction(columns, tokenizer, args.skip_bad_lines, check))
+            if not (columns := shlex.split(line.decode(), comments=True)):
+                continue
+            if not 4 <= len(columns) <= 7:
+                raise BadInput(f"expected {COLUMNS}, got {len(columns)} columns")
+            weights.append(convert("weight", float(columns.pop()), Positive) if len(columns) % 2 else 1.0)
+            pair, files = (columns[0], columns[1]), [str(user_path(file).absolute()) for file in columns[2:]]
+            tokenizer.with_languages(*pair)
+            for sources, start in [(train, 0), (dev, 2)][: len(files) // 2]:
+                text = TextSource(files[start], files[start + 1], args.skip_bad_lines)
+                if check or start:
+                    text.check()
+                sources.append(DirectedSource(text, pair))
         except (OSError, ValueError) as error:
             raise BadInput(f"{args.directions}, line {number}: {error}") from error
-    if not directions:
+    if not train:
         raise BadInput(f"{args.directions}: expected lines of {COLUMNS}, got none")
-    if args.temperature and any(one.weight for one in directions):
-        raise BadInput("--temperature: cannot be combined with weights in the file")
-    languages = dict(zip(LANGUAGES, directions[0].languages, strict=True)) | languages
-    return (model.with_languages if tokenizer is model else model.replace)(**languages), directions
-
-
-def _direction(columns: list[str], tokenizer: Any, skip_bad_lines: bool, check: bool) -> Direction:
-    from tf_transformer.data.corpus import read_texts
-    from tf_transformer.data.sources import TextSource
-
-    if not 4 <= len(columns) <= 7:
-        raise BadInput(f"expected {COLUMNS}, got {len(columns)} columns")
-    source_language, target_language, source, target, *more = columns
-    tokenizer.with_languages(source_language, target_language)
-    weight = positive_number(more.pop()) if len(more) % 2 else None
-    train = TextSource(str(Path(source).absolute()), str(Path(target).absolute()), skip_bad_lines)
-    if check:
-        train.check()
-    return Direction((source_language, target_language), train, read_texts(more, "dev") if more else None, weight)
-
-
-def positive_number(text: str) -> float:
-    try:
-        if (number := float(text)) > 0:
-            return number
-    except ValueError:
-        pass
-    raise BadInput(f"weight: expected a positive number, got {text}")
-
-
-def joined(directions: Sequence[Direction], temperature: float | None) -> "Source":
-    """Returns the training set of all directions, weighted."""
-    from tf_transformer.data.sources import DirectedSource, JoinedSource, temperature_weights
-
-    sources = [DirectedSource(one.train, one.languages) for one in directions]
-    if temperature:
-        return JoinedSource(sources, temperature_weights(sources, temperature))
-    has_weights = any(one.weight for one in directions)
-    return JoinedSource(sources, [one.weight or 1 for one in directions] if has_weights else None)
-
-
-def dev_of(directions: Sequence[Direction]) -> "Source":
-    """Returns the dev sets of the directions that have one."""
-    from tf_transformer.data.sources import DirectedSource, JoinedSource, MemorySource
-
-    dev = [DirectedSource(MemorySource(*one.dev), one.languages) for one in directions if one.dev]
-    if not dev:
-        raise BadInput("--directions: expected dev files in some lines or a share such as --dev 0.02, got neither")
-    return JoinedSource(dev)
+    if args.temperature is not None:
+        balance = temperature_weights(train, args.temperature)
+        weights = [weight * more for weight, more in zip(weights, balance, strict=True)]
+    languages = dict(zip(LANGUAGES, train[0].languages, strict=True)) | languages
+    model = (model.with_languages if tokenizer is model else model.replace)(**languages)
+    return model, JoinedSource(train, weights), JoinedSource(dev) if dev else None

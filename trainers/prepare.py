@@ -12,7 +12,6 @@ from typing import Any
 from tf_transformer.tokenizers.languages import LANGUAGES
 
 from .command import (
-    add_languages,
     add_tfds_options,
     add_vocabulary_kind,
     as_path,
@@ -22,7 +21,7 @@ from .command import (
     positive,
     run_program,
 )
-from .directions import add_directions, directed, joined
+from .directions import add_directions, directed
 from .pipelines import add_pipeline_options, check_options, load_beam, processes, run_pipeline, split_options
 
 
@@ -33,7 +32,6 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, one sentence per line, plain or .gz")
     add_tfds_options(add)
     add_directions(add)
-    add_languages(add)
     add("--parquet", metavar="GLOB", help="Parquet files instead of --train, such as 'corpus/*.parquet'")
     add("--columns", nargs=2, metavar=("SOURCE", "TARGET"), help="columns of the Parquet files (source target)")
     add("--to", type=as_path, required=True, metavar="DIR", help="output directory")
@@ -79,11 +77,10 @@ def main(argv: list[str] | None = None) -> None:
         tokenizer = tt.Translator.from_pretrained(args.start, **languages).tokenizer
         if tokenizer.control_tokens:
             raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
-    tokenizer, directions = directed(args, tokenizer, check=False)
+    tokenizer, directions, _ = directed(args, tokenizer, check=False)
     if tokenizer:
         tokenizer.current_languages()  # raises an error if a multilingual model has no languages
-    source = joined(directions, args.temperature) if directions else source_of(args)
-    work = tt.Preparation(source, args.to, filters)
+    work = tt.Preparation(directions or source_of(args), args.to, filters)
     if args.runner:
         load_beam()
     with work.locked():

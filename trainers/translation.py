@@ -3,15 +3,13 @@
 import argparse
 import dataclasses
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tf_transformer.tokenizers.languages import LANGUAGES
 
 from .command import (
     EXPORTS,
-    add_languages,
     add_search_options,
     add_tfds_options,
     add_training_options,
@@ -22,7 +20,7 @@ from .command import (
     options,
     run_program,
 )
-from .directions import Direction, add_directions, dev_of, directed, joined
+from .directions import add_directions, directed
 
 if TYPE_CHECKING:
     from tf_transformer.data.corpus import Corpus
@@ -47,7 +45,6 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--prepared", type=as_path, metavar="DIR", help="train on records of tf-transformer prepare, not on --train")
     add_tfds_options(add)
     add_directions(add)
-    add_languages(add)
     add("--filter", nargs="+", default=[], metavar="NAME", help="training pairs to drop: duplicates, identical")
     add_training_options(add)
     add_search_options(add, without=EXPORTS)
@@ -101,7 +98,7 @@ def main(argv: list[str] | None = None) -> None:
     start = tt.Translator.from_pretrained(args.start, **languages) if args.start else None
     if start and start.tokenizer.control_tokens:
         raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
-    start, directions = directed(args, start, check=not args.prepared)
+    start, *directions = directed(args, start, check=not args.prepared)
     records = Records(args.prepared) if args.prepared else None
     choices = vars(args) | {"start": start}
     tokenizer = load_tokenizer(args.tokenizer_file).with_languages(**languages) if args.tokenizer_file else None
@@ -118,7 +115,7 @@ def main(argv: list[str] | None = None) -> None:
     root = export_folder(vars(args), folder)
     if on_tensorflow and tt.distribution.is_chief(strategy):
         next_version(root)
-    corpus = corpus_of(args, records, directions)
+    corpus = corpus_of(args, records, *directions)
 
     trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy, start=start, tokenizer=tokenizer)
     trainer.fit()
@@ -137,7 +134,7 @@ def main(argv: list[str] | None = None) -> None:
   tf-transformer translation --help      # your own text: --train SOURCE TARGET --dev SOURCE TARGET""")
 
 
-def corpus_of(args: argparse.Namespace, records: "Records | None", directions: Sequence[Direction]) -> "Corpus":
+def corpus_of(args: argparse.Namespace, records: "Records | None", directions: Any, dev_directions: Any) -> "Corpus":
     """Returns the training, dev and test data that the options name, by default the toy corpus."""
     import tf_transformer as tt
 
@@ -146,8 +143,9 @@ def corpus_of(args: argparse.Namespace, records: "Records | None", directions: S
     if args.train:
         return tt.TextCorpus(args.train, dev, args.test, args.skip_bad_lines, filters)
     if directions:
-        train = records or joined(directions, args.temperature)
-        return tt.Corpus(train, dev or dev_of(directions), filters=filters)
+        if not (dev := dev or dev_directions):
+            raise tt.BadInput("--directions: expected dev files in a line, or a share such as --dev 0.02; got neither")
+        return tt.Corpus(records or directions, dev, filters=filters)
     tfds = tt.TfdsCorpus(args.tfds, tuple(args.languages), args.tfds_dir) if args.tfds else None
     if records and tfds:
         return tt.Corpus(records, tfds.dev, tfds.test, tfds.languages)

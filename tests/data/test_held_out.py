@@ -13,7 +13,8 @@ TARGETS = [f"Text {number}" for number in range(997)]
 
 def split(share, order=range(997)):
     held_out = HeldOut(MemorySource([SOURCES[i] for i in order], [TARGETS[i] for i in order]), share)
-    return held_out, set(held_out.pairs()), set(zip(*held_out.dev(), strict=True))
+    dev = HeldOut(held_out.source, share, dev=True)
+    return held_out, *(set(zip(*source.texts(), strict=True)) for source in (held_out, dev))
 
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.1, 70, 130), (0.4, 340, 460), (1, 1, 4), (101, 101, 104)])
@@ -23,7 +24,7 @@ def test_every_pair_is_on_one_side(share, least, most):
     assert least <= len(dev) <= most
     assert not {source for source, _ in train} & {source for source, _ in dev}  # equal texts are on one side
     lines = [TARGETS[number - 1] for number, *_ in held_out.rows()]
-    assert lines == [target for _, target in held_out.pairs()]
+    assert lines == [target.decode() for _, target in held_out.pairs()]
     order = random.Random(3).sample(range(997), 997)
     assert split(share, order)[1:] == (train, dev)
 
@@ -42,4 +43,4 @@ def test_a_corpus_of_files_takes_a_share(text):
     assert size + len(list(corpus.train.rows())) == 900 and corpus.test == corpus.dev
     assert corpus.describe() == tt.TextCorpus(files, dev=0.05).describe()
     assert corpus.describe() != tt.TextCorpus(files, dev=0.06).describe() != tt.TextCorpus(files, dev=6).describe()
-    assert repr(corpus).endswith(f"share=0.05), dev of {size}, test of {size}, max_length=256)")
+    assert repr(corpus).endswith(f"share=0.05, dev=False), dev of {size}, test of {size}, max_length=256)")

@@ -43,7 +43,7 @@ def test_a_bad_line_leaves_no_run(text, tmp_path, capsys):
         (["--train", "nowhere.en", "nowhere.de"], "expected a text file, found none at nowhere.en"),
         (["--preset", "huge"], "preset: expected one of base, big, A_h1"),
         (["--vocab-size", "90000"], "for this text, got 90000"),
-        (["--tfds", "wmt14_translate/de-en"], "expected one of --train, --tfds and --prepared, got"),
+        (["--tfds", "wmt14_translate/de-en"], "expected one of --train, --tfds, --directions and --prepared, got"),
         (["--dry-run", "8xP100"], "devices: expected their number and the TFLOP/s of one, such as 8x9.5, got '8xP100'"),
         (["--dry-run", "--epochs", "3"], "--dry-run: expected --steps, got --epochs"),
         (["--base", ".", "--name", "README.md"], "README.md: expected a folder to write models to"),

@@ -1,10 +1,11 @@
 """Training, dev and test data of a run: parallel text, TensorFlow Datasets, records, the toy corpus, or any source."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,10 +53,11 @@ class Batching:
 
 
 class DevSet(NamedTuple):
-    """Sources of a dev or test set in one language pair, and their references."""
+    """A dev or test set in one language pair, or none."""
 
     languages: Languages
-    texts: Texts
+    source: list[str]
+    references: list[str]
 
 
 class DevSets(tuple[list[str], list[str]]):
@@ -65,36 +67,33 @@ class DevSets(tuple[list[str], list[str]]):
 
     @classmethod
     def of(cls, name: str, value: Any) -> "DevSets":
-        """Returns the sets of a mapping by their names, those of a source by language pair, such as "en-de"."""
+        """Returns the sets of a mapping by their names, and those of a source by language pair, such as "en-de"."""
         if isinstance(value, cls):
             return value
-        value = convert(name, value, Texts | Source | Mapping)
-        if isinstance(value, Mapping):
-            sets = {key: _joined(name, [*cls.of(name, one).sets.values()]) for key, one in value.items()}
-        elif isinstance(value, Source):
-            by_pair = dict[Languages, list[DevSet]]()
-            for languages, pairs in value.segments():
-                texts = lists_of(pair for _, *pair in once(pairs) if all(pair))
-                by_pair.setdefault(languages, []).append(DevSet(languages, texts))
-            sets = {"-".join(languages): _joined(name, of_pair) for languages, of_pair in by_pair.items()}
-        else:
-            sources, references = (texts_of(name, side) for side in value)
-            if len(sources) != len(references):
-                counts = f"{len(sources):,}, got {len(references):,}"
-                raise BadInput(f"{name}: expected as many references as sources, {counts}")
-            sets = {"": DevSet((), (sources, references))}
-        if not sets or not all(texts[0] for _, texts in sets.values()):
+        value, sets = convert(name, value, Texts | Source | Mapping), dict[str, DevSet]()
+        for key, one in (value if isinstance(value, Mapping) else {"": value}).items():
+            for languages, (source, references) in _by_pair(name, one):
+                known = sets.setdefault(key or "-".join(languages), DevSet(languages, [], []))
+                if known.languages != languages:
+                    raise BadInput(f"{name}: expected one language pair in {key}, got several")
+                known.source.extend(source)
+                known.references.extend(references)
+        if not sets or not all(one.source for one in sets.values()):
             raise BadInput(f"{name}: expected sources and their references, got none")
-        self = cls(_joined(name, [DevSet((), texts) for _, texts in sets.values()]).texts)
+        self = cls([text for one in sets.values() for text in one[side]] for side in (1, 2))
         self.sets = sets
         return self
 
 
-def _joined(name: str, sets: list[DevSet]) -> DevSet:
-    sources, references = ([text for one in sets for text in one.texts[side]] for side in (0, 1))
-    if len(languages := {one.languages for one in sets}) > 1:
-        raise BadInput(f"{name}: expected one language pair in each set, got {len(languages)}")
-    return DevSet(sets[0].languages, (sources, references))
+def _by_pair(name: str, value: Any) -> Iterator[tuple[Languages, Texts]]:
+    if isinstance(value, Source):
+        for languages, rows in value.segments():
+            yield languages, lists_of(row[1:] for row in once(rows) if all(row[1:]))
+        return
+    sources, references = (texts_of(name, side) for side in convert(name, value, Texts))
+    if len(sources) != len(references):
+        raise BadInput(f"{name}: expected as many references as sources, {len(sources):,}, got {len(references):,}")
+    yield (), (sources, references)
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ class Corpus:
             dev = convert("dev", dev, Texts | Share | Source | Mapping)
             if isinstance(dev, float):
                 vars(self)["train"] = held_out = HeldOut(self.train, dev)
-                dev = held_out.dev_source()
+                dev = dataclasses.replace(held_out, dev=True)
         vars(self)["dev"] = DevSets.of("dev", dev)
         vars(self)["test"] = self.dev if self.test is None else DevSets.of("test", self.test)
 
@@ -179,9 +178,9 @@ class Corpus:
     def dev_batches(self, batching: Batching) -> Batches:
         """Returns the batches of the dev set, without shuffling."""
         train = self.train if isinstance(self.train, Source) else MemorySource(*self.dev)
-        sets = ((one.languages, (one.texts[0], train.learned(one.texts[1]))) for one in self.dev.sets.values())
-        segments = ((languages, rows_of(zip(*sides, strict=True))) for languages, sides in sets)
-        tokenizer = batching.tokenizer
+        sets, tokenizer = self.dev.sets.values(), batching.tokenizer
+        pairs = (zip(source, train.learned(references), strict=True) for _, source, references in sets)
+        segments = ((one.languages, rows_of(texts)) for one, texts in zip(sets, pairs, strict=True))
         ids = tokenized(train.encoded(tokenizer, segments), self.max_length or 0, tokenizer.vocab_size)
         return Batches([Block.of(ids, self.max_length or 0)], batching.batch_tokens, seed=None)
 

@@ -191,13 +191,9 @@ def once(rows: Iterable[Row]) -> Iterator[Row]:
     return (next(copies) for _, copies in itertools.groupby(rows, key=operator.itemgetter(0)))
 
 
-def tags_of(source: Source) -> set[bytes]:
-    return {tag.encode() for tag in source.symbols}
-
-
-def untagged(source: bytes, tags: Set[bytes]) -> bytes:
+def untagged(source: bytes, tags: Sequence[str]) -> bytes:
     """Returns a source text without the tags before it."""
-    while (parts := source.partition(b" "))[0] in tags:
+    while tags and (parts := source.partition(b" "))[0] in map(str.encode, tags):
         source = parts[2]
     return source
 

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.data.batches import metadata_of, tokenized
-from tf_transformer.data.pairs import MAX_LENGTH, Languages, PairsOfPart, Part, Row, Source, once, tags_of, untagged
+from tf_transformer.data.pairs import MAX_LENGTH, Languages, PairsOfPart, Part, Row, Source, once, untagged
 from tf_transformer.data.records import check_shard
 from tf_transformer.data.sources import Wrapper
 from tf_transformer.models.families import load_tokenizer
@@ -76,16 +76,9 @@ class Filters:
         return "identical" if self.identical and _normal(source) == _normal(target) else None
 
     def kept(
-        self, rows: Iterable[Row], tags: Set[bytes], is_repeated: Callable[[Row], bool], dropped: dict[str, int]
+        self, rows: Iterable[Row], tags: Sequence[str], is_repeated: Callable[[Row], bool], dropped: dict[str, int]
     ) -> Iterator[Row]:
-        """Yields the rows of the pairs that the filters keep, and counts the other pairs. Bad pairs are kept.
-
-        Args:
-            rows: Rows of a source. Copies of a pair count as one.
-            tags: Tags of the source.
-            is_repeated: Function that returns whether the pair of a row is a duplicate.
-            dropped: Number of pairs that each filter dropped, which is updated.
-        """
+        """Yields the rows of bad pairs and of those that the filters keep, and counts the others in `dropped`."""
         for _, copies in itertools.groupby(rows, key=operator.itemgetter(0)):
             first, *others = copies
             _, source, target = first
@@ -110,16 +103,16 @@ class Filtered(Wrapper):
         raise BadInput("source: expected one without filters. Pass them to Preparation.")
 
     def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
-        tags, seen, dropped = tags_of(self.source), set[bytes](), collections.Counter[str]()
+        seen, dropped = set[bytes](), collections.Counter[str]()
 
         def is_repeated(languages: Languages, row: Row) -> bool:
             before = len(seen)
-            if self.filters.duplicates:
-                seen.add(_digest(_in_languages(languages, row[1]), row[2]))
-            return self.filters.duplicates and len(seen) == before
+            seen.add(_digest(_in_languages(languages, row[1]), row[2]) if self.filters.duplicates else b"%d" % before)
+            return len(seen) == before
 
         for languages, rows in self.source.segments():
-            yield languages, self.filters.kept(rows, tags, functools.partial(is_repeated, languages), dropped)
+            is_duplicate = functools.partial(is_repeated, languages)
+            yield languages, self.filters.kept(rows, self.symbols, is_duplicate, dropped)
 
 
 def _digest(source: bytes, target: bytes) -> bytes:
@@ -289,7 +282,7 @@ class Preparation:
         dropped = dict.fromkeys(self.filters.chosen(), 0)
         tokenizer = _tokenizer(self.folder / "tokenizer.model", os.stat(self.folder / "tokenizer.model").st_mtime_ns)
         duplicates = set(np.frombuffer(b"".join(drops), "u4").tolist())
-        options = tags_of(self.source), lambda row: row[0] - part.first - 1 in duplicates, dropped
+        options = self.source.symbols, lambda row: row[0] - part.first - 1 in duplicates, dropped
         segments = self.source.segments(part)
         kept = ((languages, self.filters.kept(rows, *options)) for languages, rows in segments)
         ids = tokenized(self.source.encoded(tokenizer, kept), self.max_length, tokenizer.vocab_size)

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,11 +26,8 @@ from tf_transformer.data.pairs import (
     PairsOfPart,
     Row,
     Text,
-    Texts,
     even_parts,
     once,
-    pairs_of_texts,
-    tags_of,
     texts_of,
     untagged,
 )
@@ -307,8 +304,18 @@ def _parquet(path: str) -> Any:
         return parquet.ParquetFile(path)
 
 
+class Composite(Source):
+    """A source that is made of others. Its pairs are its rows, in which bad pairs are empty."""
+
+    def pairs(self) -> Iterator[Pair]:
+        return ((source, target) for _, source, target in self.rows())
+
+    def read(self, part: Part) -> Iterator[Pair]:
+        return ((source, target) for _, source, target in self.rows(part))
+
+
 @dataclass(frozen=True)
-class TaggedSource(Source):
+class TaggedSource(Composite):
     """Several sources, one after the other, with a tag before each source text.
 
     So one model learns several directions, and the tag of a text selects one:
@@ -360,37 +367,26 @@ class TaggedSource(Source):
         # A list, since the order of the sources counts.
         return {"tagged": list(map(list, contents))} | weights | ({"sha256": checksums} if all(checksums) else {})
 
-    def pairs(self) -> Iterator[Pair]:
-        for index, (_, source) in enumerate(self._by_tag()):
-            yield from self._pairs(index, source.pairs())
-
-    def _pairs(self, index: int, pairs: Iterable[Pair], first: int = 0) -> Iterator[Pair]:
-        numbered = ((number, *pair) for number, pair in enumerate(pairs_of_texts(pairs, first), first + 1))
-        return ((text, target) for _, text, target in self._copies(index, numbered))
-
-    def _copies(self, index: int, rows: Iterable[tuple[int, Text, Text]], first: int = 0) -> Iterator[Row]:
-        """Yields each row of a source, numbered from `first` + 1, with its tag and as often as its weight says."""
-        tag, _ = self._by_tag()[index]
-        weight = self.weights[index] if self.weights else 1
-        for number, text, target in rows:
-            # The first m pairs have floor(m * weight) copies: an exact number, without a seed.
-            for _ in range(int((number - first) * weight) - int((number - first - 1) * weight)):
-                yield number, _tagged(tag, text) if text or target else b"", encoded(target)
-
     def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
-        last = 0
+        sources, shard, last = list(enumerate(self._by_tag())), None, 0
+        if part:
+            index, shard = part.where
+            sources, last = [sources[index]], part.first - shard.first
+            shard = dataclasses.replace(shard, count=part.count)
 
-        def shifted(rows: Iterator[Row], first: int) -> Iterator[Row]:
+        def copies(index: int, tag: str, first: int, rows: Iterator[Row]) -> Iterator[Row]:
             nonlocal last
+            weight = self.weights[index] if self.weights else 1
             for number, text, target in rows:
                 last = first + number
-                yield last, text, target
+                # The first n pairs have floor(n * weight) copies: an exact number, without a seed.
+                for _ in range(int(number * weight) - int((number - 1) * weight)):
+                    yield last, _tagged(tag, text) if text else text, target
 
-        of_part = [self._of(part)] if part else [(i, source, None) for i, (_, source) in enumerate(self._by_tag())]
-        for index, source, shard in of_part:
-            first = part.first - shard.first if part and shard else last
+        for index, (tag, source) in sources:
+            first = last
             for languages, rows in source.segments(shard):
-                yield languages, self._copies(index, shifted(rows, first), first)
+                yield languages, copies(index, tag, first, rows)
 
     @checked
     def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
@@ -400,15 +396,6 @@ class TaggedSource(Source):
                 shards.append(Part(len(shards), first, shard.count, (index, shard)))
                 first += shard.count
         return shards
-
-    def read(self, part: Part) -> Iterator[Pair]:
-        index, source, shard = self._of(part)
-        return self._pairs(index, source.read(shard), shard.first)
-
-    def _of(self, part: Part) -> tuple[int, Source, Part]:
-        """Returns the index and the source of a shard, and the source's shard, shortened like `part`."""
-        index, shard = part.where
-        return index, self._by_tag()[index][1], dataclasses.replace(shard, count=part.count)
 
 
 @checked
@@ -443,8 +430,8 @@ def _tagged(tag: str, text: Text) -> bytes:
     return encoded(tag) + b" " * bool(tag) + encoded(text)
 
 
-class Wrapper(Source):
-    """A source with the pairs and shards of another one, `source`."""
+class Wrapper(Composite):
+    """A source with the rows and shards of another one, `source`."""
 
     source: Source
 
@@ -453,15 +440,9 @@ class Wrapper(Source):
         for name in ("kind", "max_length", "skip_bad_lines", "symbols"):
             object.__setattr__(self, name, getattr(self.source, name))
 
-    def pairs(self) -> Iterator[Pair]:
-        return self.source.pairs()
-
     @checked
     def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
         return self.source.parts(pairs, user_path(folder))
-
-    def read(self, part: Part) -> Iterator[Pair]:
-        return self.source.read(part)
 
     def encoder(self, tokenizer: Tokenizer) -> Encode:
         return self.source.encoder(tokenizer)
@@ -496,7 +477,7 @@ class DirectedSource(Wrapper):
 
 @dataclass(frozen=True)
 class HeldOut(Wrapper):
-    """A source without the pairs of a dev set, which a hash of their source texts selects.
+    """A source without the pairs of a dev set, which a hash of their source texts selects, or this dev set.
 
     The selection does not depend on the order, since neighbors in a corpus are alike. Pairs with the same source text
     are on the same side, whatever their tags and languages. The reverse of a dev pair is on neither side.
@@ -504,6 +485,7 @@ class HeldOut(Wrapper):
     Attributes:
         source: All pairs.
         share: Share of the dev set, below 0.5, or its number of pairs. Equal source texts may add some pairs.
+        dev: Whether this is the dev set, in which each pair counts once.
 
     Raises:
         BadInput: If `share` is something else, or the dev set would have no pairs, or at least half of them.
@@ -511,76 +493,45 @@ class HeldOut(Wrapper):
 
     source: Source
     share: Share
+    dev: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self._split
 
     @functools.cached_property
-    def _tags(self) -> set[bytes]:
-        return tags_of(self.source)
-
-    @functools.cached_property
     def _split(self) -> tuple[int, frozenset[tuple[int, int]]]:
         """Returns a limit, below which are the hashes of the dev set's source texts, and the hashes of its pairs."""
         rows = (row for row in once(self.source.rows()) if all(row[1:]))
-        hashes = np.fromiter(((self._of_source(row[1]), _hash(row[2])) for row in rows), np.dtype("u8,u8"))
+        hashes = np.fromiter((self._hashes(*row[1:]) for row in rows), np.dtype("u8,u8"))
         limit, count = int(min(self.share, 0.5) * 2**64), len(hashes)
         if self.share >= 1 and count:
             limit = int(np.sort(hashes["f0"])[min(int(self.share), count) - 1]) + 1
-        held = hashes[hashes["f0"] < limit]
-        if not 0 < 2 * len(held) < count:
-            size = len(held) or self.share
+        dev = hashes[hashes["f0"] < limit].tolist()
+        if not 0 < 2 * len(dev) < count:
+            size = len(dev) or self.share
             raise BadInput(f"dev: expected 1 to {(count - 1) // 2:,} of {count:,} pairs, got {size:,.6g}")
-        return limit, frozenset(held.tolist())
-
-    def dev(self) -> Texts:
-        """Returns the dev set."""
-        return self.dev_source().texts()
-
-    def dev_source(self) -> Source:
-        """Returns the dev set as a source, which has its language pairs."""
-        return _Dev(self)
+        return limit, frozenset(dev)
 
     def describe(self) -> dict[str, Any]:
-        return {**self.source.describe(), "held_out": self.share}
-
-    def pairs(self) -> Iterator[Pair]:
-        return (pair for pair in self.source.pairs() if self._trains(*pair))
-
-    def read(self, part: Part) -> Iterator[Pair]:
-        return (pair for pair in self.source.read(part) if self._trains(*pair))
+        return {**self.source.describe(), "held_out": self.share} | ({"dev": True} if self.dev else {})
 
     def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
         for languages, rows in self.source.segments(part):
-            yield languages, (row for row in rows if self._trains(*row[1:]))
+            rows = (row for row in once(rows) if all(row[1:])) if self.dev else rows
+            yield languages, (row for row in rows if self._has(*row[1:]))
 
-    def _trains(self, source: Text, target: Text) -> bool:
-        """Returns whether the training set has this pair: neither it nor its reverse is held out."""
-        (limit, dev), code = self._split, self._of_source(source)
-        return code >= limit and ((other := _hash(target)) >= limit or (other, code) not in dev)
+    def _has(self, source: bytes, target: bytes) -> bool:
+        (limit, dev), (of_source, of_target) = self._split, self._hashes(source, target)
+        if self.dev or of_source < limit:
+            return self.dev and of_source < limit
+        return (of_target, of_source) not in dev
 
-    def holds_out(self, source: bytes) -> bool:
-        """Returns whether pairs with this source text are in the dev set."""
-        return self._of_source(source) < self._split[0]
-
-    def _of_source(self, source: Text) -> int:
-        return _hash(untagged(encoded(source), self._tags))
+    def _hashes(self, source: bytes, target: bytes) -> tuple[int, int]:
+        return _hash(untagged(source, self.symbols)), _hash(target)
 
 
-@dataclass(frozen=True)
-class _Dev(Wrapper):
-    source: HeldOut
-
-    def describe(self) -> dict[str, Any]:
-        return {**self.source.describe(), "dev": True}
-
-    def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
-        for languages, rows in self.source.source.segments(part):
-            yield languages, (row for row in once(rows) if all(row[1:]) and self.source.holds_out(row[1]))
-
-
-def _hash(source: Text) -> int:
+def _hash(text: bytes) -> int:
     # `hash` is salted in each process, but a run that resumes needs the same split. Texts that differ only in outer
     # white space are the same.
-    return int.from_bytes(hashlib.blake2b(encoded(source).strip(), digest_size=8).digest())
+    return int.from_bytes(hashlib.blake2b(text.strip(), digest_size=8).digest())

@@ -382,9 +382,8 @@ class Trainer:
         logs, task = self.run.path / "logs", task_of(self.corpus.kind)
         sets = self.corpus.dev.sets
         most = max(1, self.recipe.dev_sentences // len(sets))
-        dev = {name: DevText(task.metric, *one.texts).thinned(most) for name, one in sets.items()}
-        tokenizers = {name: tokenizer.with_languages(*one.languages) for name, one in sets.items()}
-        decoders = {name: task.decoder(model, one) for name, one in tokenizers.items()}
+        dev = {name: DevText(task.metric, *one[1:]).thinned(most) for name, one in sets.items()}
+        decoders = {name: task.decoder(model, tokenizer.with_languages(*one.languages)) for name, one in sets.items()}
         callbacks: list[keras.callbacks.Callback] = [DevScore(decoders, dev, logs=logs)]
         if count := self.recipe.early_stopping_patience:
             callbacks.append(StopAfter(self.run, task.metric, count))
@@ -465,9 +464,9 @@ class Trainer:
                 raise BadInput(f"files: expected two lists, sources and references, got {shown(files)}")
             texts: Any = files
             source, references = task.read(texts) if all(are_paths) else map(list, texts)
-            sets = {"": DevSet((), (source, references))}
+            sets = {"": DevSet((), source, references)}
         translator, scores = translator or self.translator(), dict[str, dict[str, Any]]()
-        for name, (languages, (source, references)) in sets.items():
+        for name, (languages, source, references) in sets.items():
             options = dict(zip(LANGUAGES, languages, strict=False))
             scores[name] = task.scores(translator(source, **options), references)
         first, *others = scores.values()
