@@ -2,7 +2,9 @@
 
 import csv
 import re
+from unittest import mock
 
+import numpy as np
 import pytest
 from checkpoints import M2M100
 from programs import fails, same_weights
@@ -126,3 +128,23 @@ def test_a_run_of_directions_has_a_score_for_each(translator, text, tmp_path, mo
     prepare.main([*argv, "--to", str(tmp_path / "records")])
     translation.main([*train, "--run", str(tmp_path / "other"), "--prepared", str(tmp_path / "records")])
     same_weights(tmp_path / "run", tmp_path / "other")
+
+
+def test_the_score_is_the_mean_of_the_dev_sets(translator, tmp_path):
+    """For callbacks and at the end, where each set is translated in its languages."""
+    texts = ["a b c d", "e f g h"]
+    pairs = {("en", "de"): texts, ("de", "en"): ["a b c d", "x"]}  # of the second set, one of two is right
+    dev = [tt.sources.DirectedSource(tt.sources.MemorySource(texts, texts), pair) for pair in pairs]
+    corpus = tt.Corpus(dev[0], tt.sources.JoinedSource(dev))
+    trainer = tt.Trainer(tmp_path, translator.model.config, corpus, start=translator)
+    outputs = lambda _, source_language, target_language: pairs[source_language, target_language]  # noqa: E731
+    scores = {name: score.value for name, score in trainer.evaluate(translator=outputs).items() if "BLEU" in name}
+    half = tt.bleu.bleu(pairs["de", "en"], texts).value
+    assert 0 < half < 99
+    assert scores == pytest.approx({"BLEU": (100 + half) / 2, "BLEU en-de": 100, "BLEU de-en": half})
+    names, outputs = ["en-de", "de-en"], [lambda texts, pair=pair: pairs[pair] for pair in pairs]
+    sets = dict.fromkeys(names, tt.callbacks.DevText(tt.Metric("BLEU"), texts, texts))
+    score, logs = tt.callbacks.DevScore(dict(zip(names, outputs, strict=True)), sets), {}
+    score.set_model(mock.Mock(optimizer=mock.Mock(iterations=np.int64(7))))
+    score.on_epoch_end(0, logs)
+    assert logs == pytest.approx({"dev_bleu_en-de": 100, "dev_bleu_de-en": half, "dev_bleu": (100 + half) / 2})
