@@ -17,8 +17,8 @@ COLUMNS = "LANGUAGE LANGUAGE SOURCE TARGET [DEV_SOURCE DEV_TARGET] [WEIGHT]"
 
 def add_directions(add: Callable[..., Any]) -> None:
     """Adds the options for `directed`."""
-    add("--directions", metavar="FILE", help=f"train on several language pairs, one per line: {COLUMNS}")
-    temperature = "sample each pair of languages in proportion to its size to the power of 1/T (1; M2M100: 5)"
+    add("--directions", metavar="FILE", help="train on several language pairs, one per line (docs/guides/languages.md)")
+    temperature = "sample these language pairs in proportion to size to the power of 1/T (1)"
     add("--temperature", type=float, metavar="T", help=temperature)
     add_languages(add)
 
