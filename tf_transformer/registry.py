@@ -51,6 +51,8 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
     "services": {
         "documents": "extensions.documents.document:translated",
         "trimmed": "extensions.interop.trimming:trimmed",
+        "with_language": "extensions.interop.extending:with_language",
+        "with_tokens": "extensions.interop.extending:with_tokens",
         "check": "extensions.conformance.check:check",
     },
 }

@@ -202,6 +202,41 @@ class Translator(TextModel, Engine):
         trimmed: Self = registry.find("services", "trimmed")(self, texts, languages, scripts)
         return trimmed
 
+    def with_language(self, code: str, like: str, texts: Iterable[str] = ()) -> Self:
+        """Returns a copy of a multilingual model with one more language, to fine-tune.
+
+            start = translator.with_language("mic_Latn", like="fra_Latn", texts=sentences)
+            start = start.replace(source_language="eng_Latn", target_language="mic_Latn")
+
+        Args:
+            code: New language, in the form of the model's codes.
+            like: Related language, whose row of the embedding table the new one begins with.
+            texts: Texts in the new language. Characters that the vocabulary lacks become tokens, as by `with_tokens`.
+
+        Raises:
+            BadInput: If the language exists, `like` does not, the model has one pair of languages, weights are int8, or
+                it has LoRA adapters.
+        """
+        extended: Self = registry.find("services", "with_language")(self, code, like, texts)
+        return extended
+
+    def with_tokens(self, tokens: Iterable[str], like: str | None = None) -> Self:
+        """Returns a copy with more tokens, to fine-tune: `translator.with_tokens(["<term>", "</term>"])`.
+
+        Texts without them are tokenized as before, and the rows of other tokens stay.
+
+        Args:
+            tokens: Printable strings without white space, each always one token: characters of a script, glossary
+                tags, names.
+            like: Token whose row of the embedding table the new ones begin with. `None` means the mean of the tokens
+                that the old vocabulary splits each into, or of all tokens if it has none.
+
+        Raises:
+            BadInput: If a token is in the vocabulary, `like` is not, weights are int8, or it has LoRA adapters.
+        """
+        extended: Self = registry.find("services", "with_tokens")(self, tokens, like)
+        return extended
+
     @checked
     def n_best(
         self, texts: Iterable[str | bytes], n: Count = 1, prefixes: Iterable[str | bytes] | None = None, **options: Any

@@ -39,13 +39,25 @@ class Pieces {
     const pieces = (separate ? read("source_vocabulary.json") : target).map((piece, id) => [piece, id])
     this.ids = new Map(pieces.filter(([piece, id]) => piece && id >= UNKNOWN))
     this.texts = target.map((piece, id) => id > UNKNOWN ? spelling(piece, speller) : new Uint8Array())
+    const added = "tokens.json" in files ? read("tokens.json") : {}, known = new Set(speller.pieces.map(({text}) => text))
+    const escaped = Object.keys(added).toSorted((a, b) => b.length - a.length).map(token => token.replace(/[^\p{L}\p{N}_]/gu, "\\$&"))
+    this.added = new RegExp(escaped.length ? `(${escaped.join("|")})` : "$^", "s")
+    for (const [token, id] of Object.entries(added)) {
+      this.ids.set(token, id)
+      if (target.includes(token) && !known.has(token)) this.texts[target.indexOf(token)] = utf8.encode(` ${token}`)
+    }
   }
 
+  // Added tokens are matched first. Every second part is one.
   encode(text) {
-    text = text.replace(AT_THE_END, "")
+    const parts = text.replace(AT_THE_END, "").split(this.added)
+    return parts.flatMap((part, i) => i % 2 ? [part] : this.split(part)).map(piece => this.ids.get(piece) ?? UNKNOWN)
+  }
+
+  split(text) {
     const [code = ""] = this.hasCodes && text.match(/^>>[^]*?<</) || []
     const pieces = this.engine.encode(text.slice(code.length)).map(([piece]) => piece)
-    return (code ? [code, ...pieces] : pieces).map(piece => this.ids.get(piece) ?? UNKNOWN)
+    return code ? [code, ...pieces] : pieces
   }
 
   decode(ids) {
@@ -65,7 +77,7 @@ function spelling(piece, engine) {
 }
 
 // The names of the tokenizer's files, by those of a folder's.
-export const isOfTokenizer = name => name.endsWith(".model") || name.endsWith(".spm") || name.endsWith("vocabulary.json")
+export const isOfTokenizer = name => name.endsWith(".model") || name.endsWith(".spm") || /vocabulary.json$|^tokens.json$/.test(name)
 
 // The tokenizer of an export, from the contents of its files by name, as bytes.
 export const tokenizerOf = files => "vocabulary.json" in files ? new Pieces(files) : new Plain(files)

@@ -21,13 +21,15 @@ from tf_transformer.config import BadInput
 from tf_transformer.extensions.interop.families.m2m100.tokenizer import IDS, M2M100Tokenizer
 from tf_transformer.extensions.interop.families.marian.tokenizer import SOURCE_VOCABULARY
 from tf_transformer.extensions.interop.families.pieces import ADDED, VOCABULARY, PieceTokenizer, archive_of
-from tf_transformer.layers.int8 import is_int8
 from tf_transformer.models.ensemble import Ensemble
 from tf_transformer.tokenizers.languages import check_language
-from tf_transformer.tokenizers.piece_engine import engine_of
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, RESERVED, Tokenizer
 from tf_transformer.utils.values import shown
 
+Row = tuple[int, ...]  # ids whose rows of an embedding table have the new row as their mean
+# Values in serialized SentencePiece models.
+NORMAL, USER_DEFINED, SPECIAL, BPE = 1, 4, (2, 3, 6), 2  # special are unknown token, control tokens and bytes
+PREFERRED = 100.0  # others have negative scores
 SHARE = 0.01  # A script with fewer letters than this share of the texts is not kept.
 
 
@@ -38,9 +40,8 @@ def trimmed(
     texts = texts if isinstance(texts, str) else list(texts)
     if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
         raise BadInput(f"texts: expected texts of both languages, such as [...], got {shown(texts)}")
-    tokenizer, model = translator.tokenizer, translator.model
-    if is_int8(model):
-        raise BadInput("translator: expected weights of 16 or 32 bits, got int8. Trim it before astype.")
+    tokenizer = translator.tokenizer
+    check_weights(translator, "Trim")
     for name, values in (("languages", languages), ("scripts", scripts)):
         if isinstance(values, str):
             raise BadInput(f"{name}: expected a list of names, got {shown(values)}")
@@ -53,10 +54,13 @@ def trimmed(
     for language in languages or ():
         check_language("languages", language, list(tokenizer.languages))
     rows = _Rows(tokenizer, texts, chosen, languages)
-    models = [_with_rows(each, rows) for each in getattr(model, "models", [model])]
-    return translator.replace(
-        model=Ensemble(models) if hasattr(model, "models") else models[0], tokenizer=rows.tokenizer()
-    )
+    return with_rows(translator, rows.tokenizer(), *([(id,) for id in ids] for ids in (rows.source, rows.target)))
+
+
+def check_weights(translator: Any, action: str) -> None:
+    """Raises `BadInput` if embedding tables are quantized. `action` begins the advice."""
+    if any(weight.dtype == "int8" for weight in translator.model.weights):
+        raise BadInput(f"translator: expected weights of 16 or 32 bits, got int8. {action} it before astype.")
 
 
 def scripts_of(texts: Iterable[str]) -> set[str]:
@@ -123,7 +127,7 @@ class _Rows:
         old = self._tokenizer
         if not isinstance(old, PieceTokenizer):
             kept = {*self.target}
-            return type(old)(_with_pieces(old.model, lambda id, piece: id in kept))
+            return type(old)(with_pieces(old.model, lambda id, piece: id in kept))
         contents: dict[str, Any] = dict(old.contents)
         target = old.tokens(self.target)
         source = old.source_tokens(self.source)
@@ -132,7 +136,7 @@ class _Rows:
             contents[SOURCE_VOCABULARY] = source
         names = {*source, *target}
         for name in old.files:
-            contents[name] = _with_pieces(old.files[name], lambda _, piece: piece in names)
+            contents[name] = with_pieces(old.files[name], lambda _, piece: piece in names)
         if isinstance(old, M2M100Tokenizer):
             new = {id: i for i, id in enumerate(self.target)}
             ids = {code: new[id] for code, id in self._ids.items()}
@@ -143,38 +147,64 @@ class _Rows:
         return type(old)(archive_of(contents))
 
 
-def _with_pieces(model: bytes, keeps: Callable[[int, str], bool]) -> bytes:
-    """Returns a serialized SentencePiece model with its special pieces, and those that `keeps` returns true for."""
-    # SentencePiece's Python module needs a newer protobuf than TensorFlow. Fields without a description are copied.
-    file = descriptor_pb2.FileDescriptorProto(name="pieces.proto", syntax="proto2")
-    field = file.message_type.add(name="Model").field.add(name="pieces", number=1)
-    field.type, field.label = field.TYPE_BYTES, field.LABEL_REPEATED
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    parsed = message_factory.GetMessageClass(pool.FindMessageTypeByName("Model")).FromString(model)
-    engine = engine_of(model)
-    kinds = (engine.is_control, engine.is_byte, engine.is_unknown)
+def with_pieces(model: bytes, keeps: Callable[[int, str], bool], new: Sequence[str] = ()) -> bytes:
+    """Returns a serialized SentencePiece model with its special pieces, those that `keeps` returns true for, and new
+    ones, which are preferred to all others."""
+    parsed = _message_class().FromString(model)
     pieces = [
-        piece
-        for id, piece in enumerate(parsed.pieces)
-        if any(is_kind(id) for is_kind in kinds) or keeps(id, engine.id_to_piece(id))
+        piece for id, piece in enumerate(parsed.pieces) if piece.type in SPECIAL or keeps(id, piece.piece.decode())
     ]
     del parsed.pieces[:]
     parsed.pieces.extend(pieces)
+    for piece in new:
+        # Byte pairs do not merge into a long normal piece, and unigrams may outweigh a user-defined one.
+        kind = USER_DEFINED if parsed.trainer.model_type == BPE and len(piece) > 1 else NORMAL
+        parsed.pieces.add(piece=piece.encode(), score=PREFERRED, type=kind)
     return bytes(parsed.SerializeToString())
 
 
-def _with_rows(model: Any, rows: _Rows) -> Any:
-    """Returns a copy of a model with some rows of its embedding tables."""
-    model = model.merged()
-    sizes = {"vocab_size": len(rows.target)}
-    if getattr(model.config, "source_vocab_size", None) is not None:
-        sizes["source_vocab_size"] = len(rows.source)
-    smaller = type(model)(dataclasses.replace(model.config, **sizes), dtype=model.dtype_policy)
-    smaller.build()
-    for new, old in zip(smaller.weights, model.weights, strict=True):
-        value = keras.ops.convert_to_numpy(old)
-        if tuple(new.shape) != value.shape:
-            value = np.take(value, rows.source if "source_embedding" in old.path else rows.target, axis=0)
-        new.assign(value)
-    return smaller
+@functools.cache
+def _message_class() -> Any:
+    # SentencePiece's Python module needs a newer protobuf than TensorFlow. Fields without a description are copied.
+    file, kind = (
+        descriptor_pb2.FileDescriptorProto(name="pieces.proto", syntax="proto2"),
+        descriptor_pb2.FieldDescriptorProto,
+    )
+    piece, trainer, model = (file.message_type.add(name=name).field for name in ("Piece", "Trainer", "Model"))
+    piece.add(name="piece", number=1, type=kind.TYPE_BYTES, label=kind.LABEL_OPTIONAL)
+    piece.add(name="score", number=2, type=kind.TYPE_FLOAT, label=kind.LABEL_OPTIONAL)
+    piece.add(name="type", number=3, type=kind.TYPE_INT32, label=kind.LABEL_OPTIONAL)
+    trainer.add(name="model_type", number=3, type=kind.TYPE_INT32, label=kind.LABEL_OPTIONAL)
+    options = {"type": kind.TYPE_MESSAGE}
+    model.add(name="pieces", number=1, type_name="Piece", label=kind.LABEL_REPEATED, **options)
+    model.add(name="trainer", number=2, type_name="Trainer", label=kind.LABEL_OPTIONAL, **options)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Model"))
+
+
+def with_rows(translator: Any, tokenizer: Tokenizer, source: list[Row], target: list[Row]) -> Any:
+    """Returns a copy of a translator for another tokenizer. Each row of its embedding tables is a mean of old rows."""
+
+    def changed(model: Any) -> Any:
+        model = model.merged()
+        sizes = {"vocab_size": len(target)}
+        if getattr(model.config, "source_vocab_size", None) is not None:
+            sizes["source_vocab_size"] = len(source)
+        new_model = type(model)(dataclasses.replace(model.config, **sizes), dtype=model.dtype_policy)
+        new_model.build()
+        for new, old in zip(new_model.weights, model.weights, strict=True):
+            value = keras.ops.convert_to_numpy(old)
+            if tuple(new.shape) != value.shape:
+                rows = source if "source_embedding" in old.path else target
+                means = {row: value[[*row]].astype("float32").mean(axis=0) for row in {*rows} if len(row) > 1}
+                value = np.take(value, [row[0] for row in rows], axis=0)
+                for id, row in enumerate(rows):
+                    if row in means:
+                        value[id] = means[row]
+            new.assign(value)
+        return new_model
+
+    models = [changed(model) for model in getattr(translator.model, "models", [translator.model])]
+    model = Ensemble(models) if hasattr(translator.model, "models") else models[0]
+    return translator.replace(model=model, tokenizer=tokenizer)

@@ -419,7 +419,10 @@ class _SentencePiece:
 
 
 class _Pieces:
-    """SentencePiece models of both sides, or one for both, whose pieces have ids in (source_)vocabulary.json."""
+    """SentencePiece models of both sides, or one for both, whose pieces have ids in (source_)vocabulary.json.
+
+    Tokens in tokens.json, which has the ids of sources, are matched before, the longest at each position.
+    """
 
     UNKNOWN = 3  # Smaller ids are control tokens.
 
@@ -433,14 +436,27 @@ class _Pieces:
         self._ids = {piece: id for id, piece in enumerate(sources) if piece and id >= self.UNKNOWN}
         speller = target if file.is_file() else self._engine
         self._texts = [b"" if id <= self.UNKNOWN else spelling(piece, speller) for id, piece in enumerate(pieces)]
+        added = _json(folder / "tokens.json") if (folder / "tokens.json").is_file() else {}
+        self._ids |= added
+        self._added = (
+            re.compile(f"({'|'.join(map(re.escape, sorted(added, key=len, reverse=True)))})") if added else None
+        )
+        for token in added:
+            if token in pieces and target.piece_to_id(token) == target.unk_id():
+                self._texts[pieces.index(token)] = f" {token}".encode()
 
     def encode(self, text: str) -> list[int]:
         # SentencePiece itself ignores only spaces at the end of a text.
         text = text.rstrip()
-        code = CODE.match(text) if self._has_codes else None
-        pieces = [code[0]] if code else []
-        pieces += self._engine.encode(text[code.end() :] if code else text, out_type=str)
+        # Every second part is an added token.
+        parts = self._added.split(text) if self._added else [text]
+        pieces = (piece for i, part in enumerate(parts) for piece in ([part] if i % 2 else self._split(part)))
         return [self._ids.get(piece, self.UNKNOWN) for piece in pieces]
+
+    def _split(self, text: str) -> list[str]:
+        code = CODE.match(text) if self._has_codes else None
+        pieces = self._engine.encode(text[code.end() :] if code else text, out_type=str)
+        return [code[0], *pieces] if code else list(pieces)
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(self._texts[id] for id in ids).strip().decode("utf-8", "replace")

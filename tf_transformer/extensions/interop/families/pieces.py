@@ -146,7 +146,9 @@ class PieceTokenizer(Tokenizer):
 
     @property
     def vocabularies(self) -> dict[str, bytes]:
-        return {name: content for name, content in self.contents.items() if name.endswith(VOCABULARY)}
+        added = {token: self.source.ids[token] for token in self.added}
+        tables = {name: content for name, content in self.contents.items() if name.endswith(VOCABULARY)}
+        return tables | ({ADDED: json.dumps(added, ensure_ascii=False).encode()} if added else {})
 
     @checked
     def encode(self, texts: Sequence[str | bytes]) -> list[list[int]]:

@@ -20,20 +20,16 @@ from tf_transformer.models.families import families
 from tf_transformer.models.transformer import Transformer, check_finite
 
 
-def check_convertible(translator: TextModel, wanted: str, added: bool = False) -> None:
+def check_convertible(translator: TextModel, wanted: str) -> None:
     """Checks that a translator is one model with finite weights of 16 or 32 bits.
 
-    Without `added`, its tokenizer must not match added tokens first, since clients only have SentencePiece. `wanted`
-    completes the message "expected one model".
+    `wanted` completes the message "expected one model".
     """
     if isinstance(translator.model, Ensemble):
         count = len(translator.model.models)
         raise BadInput(f"translator: expected one model{wanted}, got an ensemble of {count}")
     if is_int8(translator.model):
         raise BadInput("translator: expected weights of 16 or 32 bits, which quantization can convert, got int8")
-    if translator.tokenizer.added and not added:
-        got = f"which this format's clients do not match, got {', '.join(translator.tokenizer.added)[:99]}"
-        raise BadInput(f"tokenizer: expected one without added tokens, {got}. Export a SavedModel.")
     check_finite(translator.model.weights)
 
 

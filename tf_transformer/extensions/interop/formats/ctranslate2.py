@@ -20,6 +20,7 @@ from keras import ops
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.text_model import TextModel
+from tf_transformer.extensions.interop.families.pieces import ADDED
 from tf_transformer.extensions.interop.families.weights import widen
 from tf_transformer.extensions.interop.formats.checks import attentions, check_convertible, check_layers, norms, only
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
@@ -47,6 +48,9 @@ def save(translator: TextModel, path: str | os.PathLike[str], quantization: Quan
         sp = sentencepiece.SentencePieceProcessor(model_file="folder/tokenizer.model")
         result = ctranslate2.Translator("folder").translate_batch([sp.encode("Hello world.", out_type=str)])
         sp.decode(result[0].hypotheses[0])
+
+    Tokens that were added to a pretrained model are in tokens.json. Split texts at them, the longest first, and pass
+    only what is between to SentencePiece.
 
     For a model with learned positions, also pass `max_input_length` and `max_decoding_length` of at most its
     max_length: beyond it CTranslate2 raises RuntimeError.
@@ -76,7 +80,8 @@ def save(translator: TextModel, path: str | os.PathLike[str], quantization: Quan
     spec.optimize(quantization)
     with new_folder(path) as folder:
         spec.save(str(folder))
-        for name, content in tokenizer.files.items():
+        added = {name: content for name, content in tokenizer.vocabularies.items() if name == ADDED}
+        for name, content in (tokenizer.files | added).items():
             (folder / name).write_bytes(content)
 
 

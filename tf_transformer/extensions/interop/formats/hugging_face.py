@@ -63,7 +63,7 @@ def save(
         FileExistsError: If `path` exists.
     """
     model: Any = translator.model
-    check_convertible(translator, ", as a checkpoint has it", added=True)
+    check_convertible(translator, ", as a checkpoint has it")
     safetensors = import_extra("safetensors.numpy", "hub", "this format")
     _check_settings(model)
     stored_in = model.dtype_policy.variable_dtype

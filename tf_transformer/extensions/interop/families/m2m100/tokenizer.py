@@ -89,7 +89,7 @@ class M2M100Tokenizer(PieceTokenizer):
         pieces = list(self.target.pieces)
         for id in self._silent:
             pieces[id] = ""
-        return {VOCABULARY: json.dumps(pieces, ensure_ascii=False).encode()}
+        return super().vocabularies | {VOCABULARY: json.dumps(pieces, ensure_ascii=False).encode()}
 
     def with_languages(self, source_language: Any = None, target_language: Any = None) -> "M2M100Tokenizer":
         languages = zip(LANGUAGES, (source_language, target_language), strict=True)

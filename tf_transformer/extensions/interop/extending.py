@@ -1,0 +1,148 @@
+"""Translators with a larger vocabulary: new tokens, and languages that begin as a relative.
+
+Rows of the embedding tables that exist stay as they are. The row of a new token is another token's, or the mean of those
+that the old vocabulary splits it into. So its logit is never above theirs before training.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tf_transformer.config import BadInput
+from tf_transformer.extensions.interop.families.m2m100.family import LANGUAGE
+from tf_transformer.extensions.interop.families.m2m100.tokenizer import IDS, M2M100Tokenizer
+from tf_transformer.extensions.interop.families.marian.tokenizer import CODE, SOURCE_VOCABULARY, MarianTokenizer
+from tf_transformer.extensions.interop.families.pieces import ADDED, VOCABULARY, PieceTokenizer, archive_of
+from tf_transformer.extensions.interop.trimming import Row, check_weights, with_pieces, with_rows
+from tf_transformer.layers.lora import adapters
+from tf_transformer.tokenizers.languages import check_language
+from tf_transformer.tokenizers.piece_engine import engine_of
+from tf_transformer.tokenizers.tokenizer import UNKNOWN_ID, Tokenizer, check_symbols
+from tf_transformer.utils.values import shown
+
+Encode = Callable[[list[str]], list[list[int]]]
+Orders = Mapping[str, list[int | str]]  # old ids and new tokens by new id, for each file of a vocabulary
+M2M100_CODE = re.compile(r"[a-z]{2,3}([_-]\w+)?")
+
+
+def with_tokens(translator: Any, tokens: Iterable[str], like: str | None) -> Any:
+    """Returns a translator with more tokens. The arguments are those of `Translator.with_tokens`."""
+    _check(translator)
+    tokens = tokens if isinstance(tokens, str) else list(tokens)
+    if isinstance(tokens, str) or not tokens:
+        raise BadInput(f"tokens: expected a list, such as ['<term>', '</term>'], got {shown(tokens)}")
+    check_symbols(tokens, "tokens")
+    extended = _extended(translator, dict.fromkeys(tokens, like))
+    tokenizer = _any_language(extended.tokenizer)
+    for token, ids in zip(tokens, tokenizer.encode(tokens), strict=True):
+        if token not in tokenizer.source_tokens(ids):
+            raise BadInput(f"tokens: expected text in the vocabulary's normal form, got {token!r}")
+    return extended
+
+
+def with_language(translator: Any, code: str, like: str, texts: Iterable[str]) -> Any:
+    """Returns a translator with one more language. The arguments are those of `Translator.with_language`."""
+    _check(translator)
+    tokenizer, texts = translator.tokenizer, texts if isinstance(texts, str) else list(texts)
+    if not isinstance(tokenizer, M2M100Tokenizer):
+        raise BadInput("translator: expected a model of several languages, got one of one pair. Call with_tokens.")
+    check_language("like", like, tokenizer.languages)
+    if code in tokenizer.languages:
+        raise BadInput(f"code: expected a new language, got {code!r}, which the model has")
+    (relative,) = tokenizer.tokens([tokenizer.language_ids[like]])
+    kind, example = (LANGUAGE, "mic_Latn") if relative == like else (M2M100_CODE, "mic")
+    if not isinstance(code, str) or not kind.fullmatch(code):
+        raise BadInput(f"code: expected one such as {example}, got {shown(code)}")
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise BadInput(f"texts: expected a list of texts in this language, got {shown(texts)}")
+    letters = dict.fromkeys("".join(map(tokenizer.source.processor.normalize, texts)))
+    known = {" ", *tokenizer.source.pieces}
+    missing = dict.fromkeys(letter for letter in letters if letter.isprintable() and letter not in known)
+    return _extended(translator, missing | {relative.replace(like, code): relative}, code)
+
+
+def _check(translator: Any) -> None:
+    check_weights(translator, "Extend")
+    if any(adapters(translator.model)):
+        action = "Extend it first, or call replace(model=translator.model.merged())."
+        raise BadInput(f"translator: expected a model without LoRA, got adapters. {action}")
+
+
+def _any_language(tokenizer: Tokenizer) -> Tokenizer:
+    code = next(iter(tokenizer.languages), None)
+    return tokenizer.with_languages(code, code)
+
+
+def _extended(translator: Any, relatives: Mapping[str, str | None], code: str = "") -> Any:
+    """Returns a translator with new tokens, whose rows are those of their relatives, if any.
+
+    The last one is the token of the language `code`, if any.
+    """
+    old, reader = translator.tokenizer, _any_language(translator.tokenizer)
+    sides = {VOCABULARY: (old.tokens(range(old.vocab_size)), reader.encode_target)}
+    if SOURCE_VOCABULARY in getattr(old, "contents", {}):
+        sides[SOURCE_VOCABULARY] = (old.source.pieces, reader.encode)
+    known = [{*pieces} for pieces, _ in sides.values()]
+    for token, like in relatives.items():
+        if all(token in pieces for pieces in known):
+            raise BadInput(f"tokens: expected new ones, got {token!r}, which is in the vocabulary")
+        if like is not None and not any(like in pieces for pieces in known):
+            raise BadInput(f"like: expected a token of the vocabulary, got {shown(like)}")
+    orders = {name: _order(old, pieces, relatives) for name, (pieces, _) in sides.items()}
+    rows = {
+        name: [(item,) if isinstance(item, int) else _row(old, *sides[name], item, relatives[item]) for item in order]
+        for name, order in orders.items()
+    }
+    target = rows[VOCABULARY]
+    pieces = {
+        name: [sides[name][0][item] if isinstance(item, int) else item for item in order]
+        for name, order in orders.items()
+    }
+    return with_rows(translator, _tokenizer(old, orders, pieces, code), rows.get(SOURCE_VOCABULARY, target), target)
+
+
+def _order(old: Tokenizer, pieces: list[str], tokens: Iterable[str]) -> list[int | str]:
+    """Returns old ids and new tokens in the order of new ids."""
+    new = [token for token in tokens if token not in pieces]
+    # NLLB-200's and M2M100's languages follow all pieces.
+    at = min(old.language_ids.values(), default=len(pieces))
+    letters, others = ([token for token in new if (len(token) == 1) is single] for single in (True, False))
+    return [*range(at), *letters, *range(at, len(pieces)), *others]
+
+
+def _row(old: Tokenizer, pieces: list[str], encode: Encode, token: str, like: str | None) -> Row:
+    """Returns the old ids whose mean a new token's row is."""
+    if like in pieces:
+        return (pieces.index(like),)
+    (ids,) = encode([token])
+    split = [id for id in ids[old.num_language_tokens :] if id != UNKNOWN_ID and pieces[id] != "▁"]
+    silent = getattr(old, "description", {"silent": []})["silent"]
+    return tuple(split or {*range(old.first_piece, len(pieces))} - {*silent})
+
+
+def _tokenizer(old: Tokenizer, orders: Orders, pieces: Mapping[str, list[str]], code: str) -> Tokenizer:
+    """Returns a tokenizer with the tokens `pieces` by new id, whose order is that of `_order`."""
+    new = [*dict.fromkeys(item for order in orders.values() for item in order if isinstance(item, str))]
+    every = lambda id, piece: True  # noqa: E731
+    if not isinstance(old, PieceTokenizer):
+        return type(old)(with_pieces(old.model, every, new))
+    contents: dict[str, Any] = {**old.contents, **pieces}
+    for name, model in old.files.items():
+        engine = engine_of(model)
+        # SentencePiece joins letters to words. Longer tokens are matched before it, as in `transformers`.
+        letters = [token for token in new if len(token) == 1 and engine.piece_to_id(token) == engine.unk_id()]
+        contents[name] = with_pieces(model, every, letters)
+    others = [token for token in new if len(token) > 1]
+    if isinstance(old, M2M100Tokenizer):
+        ids = {item: id for id, item in enumerate(orders[VOCABULARY])}
+        codes = {name: ids[id] for name, id in old.language_ids.items()}
+        silent = [ids[id] for id in old.description["silent"]]
+        if code:
+            codes[code] = ids[others.pop()]
+            silent.append(codes[code])
+        contents[IDS] = {**old.description, "ids": codes, "silent": silent}
+    if isinstance(old, MarianTokenizer):
+        others = [token for token in others if not re.fullmatch(CODE, token)]
+    if others or old.added:
+        contents[ADDED] = [*old.added, *others]
+    return type(old)(archive_of(contents))
