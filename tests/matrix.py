@@ -4,6 +4,7 @@ to outputs."""
 import contextlib
 import importlib
 import io
+import itertools
 import json
 import re
 import runpy
@@ -96,12 +97,19 @@ def m2m100_nllb(translator, folder):
     return tt.Translator.from_pretrained(folder, **LIMITS)
 
 
+def m2m100_extended(translator, folder):
+    """It has tokens and a language that were added here."""
+    model = m2m100(translator, folder).with_language("mic", like="de", texts=["犬"])
+    return model.with_tokens(["<term>", "</term>"])
+
+
 FAMILIES = [transformer, transformer_learned, transformer_ensemble, transformer_parser]
-FAMILIES += [marian, marian_separate, m2m100, m2m100_nllb]
+FAMILIES += [marian, marian_separate, m2m100, m2m100_nllb, m2m100_extended]
 FAMILIES = {family.__name__: family for family in FAMILIES}
 OWN = ["The red door.", "", "Two dogs.", "   "]
 MARIAN = [">>deu<< The red door.", "", ">>deu<< Two dogs.", "   "]
 TEXTS = dict.fromkeys(FAMILIES, OWN) | dict.fromkeys(("marian", "marian_separate"), MARIAN)
+TEXTS["m2m100_extended"] = ["The <term>red</term> door.", "", "Two 犬 dogs.", "   "]
 TEXTS["transformer_parser"] = ["The old woman sleeps .", "", "Dogs sleep .", "   "]
 
 
@@ -110,7 +118,7 @@ TEXTS["transformer_parser"] = ["The old woman sleeps .", "", "Dogs sleep .", "  
 ONE_MODEL = ("ctranslate2", "argos", "transformers", "litert", "onnx")
 CANNOT_BE_SAVED = {("transformer_ensemble", name): "expected one model" for name in ONE_MODEL}
 CANNOT_BE_SAVED |= {("transformer_parser", name): "translator: expected a TextModel, got Parser(" for name in ONE_MODEL}
-SEVERAL_TOKENIZERS = ("marian", "marian_separate", "m2m100", "m2m100_nllb")
+SEVERAL_TOKENIZERS = ("marian", "marian_separate", "m2m100", "m2m100_nllb", "m2m100_extended")
 CANNOT_BE_SAVED |= {(name, "argos"): "argos: expected a model of one pair" for name in SEVERAL_TOKENIZERS}
 CANNOT_BE_SAVED["transformer_learned", "transformers"] = "positions: expected sinusoidal"
 
@@ -343,10 +351,13 @@ def ctranslate2(path, texts):
     if "bpe" in pair[0]:
         vocabulary = (path / "shared_vocabulary.json").read_text("utf-8")
         prefix, target_prefix = (["__en__"], ["__de__"]) if "__en__" in vocabulary else (["eng_Latn"], ["deu_Latn"])
+    added = json.loads((path / "tokens.json").read_text("utf-8")) if (path / "tokens.json").is_file() else {}
     outputs = []
     for text in texts:
         code, _, rest = text.partition(" ") if text.startswith(">>") else ("", "", text)
-        pieces = [*prefix, *[code] * bool(code), *source.encode(rest, out_type=str)]
+        parts = re.split(f"({'|'.join(added)})", rest) if added else [rest]
+        split = [[part] if part in added else source.encode(part, out_type=str) for part in parts]
+        pieces = [*prefix, *[code] * bool(code), *itertools.chain(*split)]
         options = {"beam_size": 1, "max_decoding_length": len(pieces) + LIMITS["extra_length"]}
         (result,) = engine.translate_batch([pieces], target_prefix=[target_prefix], min_decoding_length=0, **options)
         text = target.decode(result.hypotheses[0][len(target_prefix) :])

@@ -57,6 +57,8 @@ def sentences():
 def tokenizer_of(kind, sentences):
     if kind == "m2m100":
         return M2M100Checkpoint(M2M100).tokenizer()
+    if kind == "added":
+        return tt.Translator.from_pretrained(M2M100).with_tokens(["<2fr>", "<2fr>x", "東", "a+", "__mic__"]).tokenizer
     if kind == "marian":
         return checkpoint_in(MARIAN).tokenizer()
     kind, normalization = kind.split()
@@ -65,7 +67,7 @@ def tokenizer_of(kind, sentences):
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="needs Node")
-@pytest.mark.parametrize("kind", ["bpe nmt_nfkc", "unigram nmt_nfkc", "bpe identity", "marian", "m2m100"])
+@pytest.mark.parametrize("kind", ["bpe nmt_nfkc", "unigram nmt_nfkc", "bpe identity", "marian", "m2m100", "added"])
 def test_its_tokenizer_is_sentencepiece(kind, sentences, tmp_path):
     tokenizer = tokenizer_of(kind, sentences)
     for name, content in (tokenizer.files | tokenizer.vocabularies).items():

@@ -31,6 +31,8 @@ from tf_transformer.extensions.interop.families.marian.family import checkpoint_
 from tf_transformer.extensions.interop.families.marian.tokenizer import MarianTokenizer
 from tf_transformer.utils.terminal import quiet_stderr
 
+ADDED = ["<term>", "<term>s", "a+", "東"]  # tokens to add
+
 pytest.importorskip("ai_edge_litert")
 pytestmark = pytest.mark.filterwarnings("ignore:more tokens than the model reads")
 
@@ -86,13 +88,18 @@ def test_threads_that_load_a_model_keep_standard_error(first, second):
     assert os.path.samestat(os.fstat(2), before)
 
 
-@pytest.mark.parametrize("kind", ["ours", "one vocabulary", "two vocabularies", "m2m100", "bytes in the target"])
+@pytest.mark.parametrize(
+    "kind", ["ours", "one vocabulary", "two vocabularies", "m2m100", "added", "bytes in the target"]
+)
 def test_the_client_spells_as_the_tokenizer(kind, translator, tmp_path):
     """Except for the language at the start of M2M100's sources."""
     if kind == "ours":
         tokenizer = translator.tokenizer
     elif kind == "m2m100":
         tokenizer = M2M100Checkpoint(M2M100).tokenizer().with_languages("en", "de")
+    elif kind == "added":
+        checkpoint(2, tmp_path / "checkpoint")
+        tokenizer = tt.Translator.from_pretrained(tmp_path / "checkpoint").with_tokens(ADDED).tokenizer
     elif kind == "bytes in the target":
         tokenizer = MarianTokenizer(bytes_of_the_target())
     else:
@@ -100,7 +107,7 @@ def test_the_client_spells_as_the_tokenizer(kind, translator, tmp_path):
     for name, content in (tokenizer.files | tokenizer.vocabularies).items():
         (tmp_path / name).write_bytes(content)
     client = (litert_client._SentencePiece if kind == "ours" else litert_client._Pieces)(tmp_path)
-    texts = [*TEXTS, *CODES, "__de__ <mask>", "<0x41>", *hostile_texts(30)]
+    texts = [*TEXTS, *CODES, "__de__ <mask>", "<0x41>", *ADDED, "".join(ADDED), ".+".join(ADDED), *hostile_texts(30)]
     texts = [text.encode() if isinstance(text, str) else text for text in texts]
     expected = tokenizer.tokenize(tf.constant(texts)).to_list()
     assert [client.encode(litert_client._text(text)) for text in texts] == [

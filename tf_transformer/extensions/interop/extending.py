@@ -1,7 +1,7 @@
 """Translators with a larger vocabulary: new tokens, and languages that begin as a relative.
 
-Rows of the embedding tables that exist stay as they are. The row of a new token is another token's, or the mean of those
-that the old vocabulary splits it into. So its logit is never above theirs before training.
+Existing rows of the embedding tables are unchanged. A new row is another token's, or the mean of those that the old
+vocabulary splits the new token into. So before training its logit is never above theirs.
 """
 
 import re
@@ -94,11 +94,8 @@ def _extended(translator: Any, relatives: Mapping[str, str | None], code: str = 
         for name, order in orders.items()
     }
     target = rows[VOCABULARY]
-    pieces = {
-        name: [sides[name][0][item] if isinstance(item, int) else item for item in order]
-        for name, order in orders.items()
-    }
-    return with_rows(translator, _tokenizer(old, orders, pieces, code), rows.get(SOURCE_VOCABULARY, target), target)
+    pieces = {name: side[0] for name, side in sides.items()}
+    return with_rows(translator, _tokenizer(old, pieces, orders, code), rows.get(SOURCE_VOCABULARY, target), target)
 
 
 def _order(old: Tokenizer, pieces: list[str], tokens: Iterable[str]) -> list[int | str]:
@@ -120,13 +117,15 @@ def _row(old: Tokenizer, pieces: list[str], encode: Encode, token: str, like: st
     return tuple(split or {*range(old.first_piece, len(pieces))} - {*silent})
 
 
-def _tokenizer(old: Tokenizer, orders: Orders, pieces: Mapping[str, list[str]], code: str) -> Tokenizer:
-    """Returns a tokenizer with the tokens `pieces` by new id, whose order is that of `_order`."""
+def _tokenizer(old: Tokenizer, pieces: Mapping[str, list[str]], orders: Orders, code: str) -> Tokenizer:
+    """Returns a tokenizer with new tokens. `pieces` are the old ones."""
     new = [*dict.fromkeys(item for order in orders.values() for item in order if isinstance(item, str))]
     every = lambda id, piece: True  # noqa: E731
     if not isinstance(old, PieceTokenizer):
         return type(old)(with_pieces(old.model, every, new))
-    contents: dict[str, Any] = {**old.contents, **pieces}
+    contents: dict[str, Any] = dict(old.contents)
+    for name, order in orders.items():
+        contents[name] = [pieces[name][item] if isinstance(item, int) else item for item in order]
     for name, model in old.files.items():
         engine = engine_of(model)
         # SentencePiece joins letters to words. Longer tokens are matched before it, as in `transformers`.

@@ -1,0 +1,147 @@
+"""Translators with more tokens and languages: what they had stays, and new rows begin as their relatives."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from checkpoints import M2M100
+from conftest import array
+from test_trimming import TRANSLATORS, own
+
+import tf_transformer as tt
+from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
+
+TEXTS = ["The old woman.", "Ein rotes Haus."]
+TOKENS = ["<term>", "</term>", "東", "Acme"]
+TAGGED = "The <term>old</term> Acme 東東x"
+
+
+@pytest.fixture(scope="module")
+def many():
+    return tt.Translator.from_pretrained(M2M100, source_language="en", target_language="de")
+
+
+def table_of(translator):
+    return array(getattr(translator.model, "models", [translator.model])[-1].embedding.embeddings)
+
+
+def by_name(old, new):
+    """Returns the new ids of all old ids."""
+    sides = [(old.tokens, new.tokens, old.vocab_size, new.vocab_size)]
+    if hasattr(old, "source"):
+        sides.append((old.source_tokens, new.source_tokens, len(old.source.pieces), len(new.source.pieces)))
+    found = []
+    for before, after, size, new_size in sides:
+        ids, names = iter(range(new_size)), after(range(new_size))
+        found.append([next(id for id in ids if names[id] == name) for name in before(range(size))])
+    return found[0], found[-1]
+
+
+@pytest.mark.parametrize("kind", TRANSLATORS)
+def test_the_rest_stays(kind, tmp_path):
+    """Ids of texts, and logits bit for bit."""
+    old = TRANSLATORS[kind](tmp_path / "checkpoint")
+    new = old.with_tokens(TOKENS)
+    if old.languages:
+        new = new.with_language("mic", like="fr")
+    target, source = by_name(old.tokenizer, new.tokenizer)
+    inputs = [
+        [[*old.tokenizer.encode(TEXTS[:1])[0], EOS_ID]],
+        [[*old.tokenizer.start_ids(), *old.tokenizer.encode_target(TEXTS[1:])[0][old.tokenizer.num_language_tokens :]]],
+    ]
+    moved = [np.take(ids, side) for ids, side in zip((source, target), inputs, strict=True)]
+    assert new.tokenizer.encode(TEXTS[:1])[0] == moved[0][0, :-1].tolist()
+    models = [getattr(one.model, "models", [one.model]) for one in (old, new)]
+    for before, after in zip(*models, strict=True):
+        expected = array(before([np.array(side) for side in inputs]))
+        np.testing.assert_array_equal(array(after(moved))[..., target], expected)
+
+
+@pytest.mark.parametrize("kind", TRANSLATORS)
+def test_a_token_is_one_id_in_python_and_in_graphs(kind, tmp_path):
+    tokenizer = TRANSLATORS[kind](tmp_path / "checkpoint").with_tokens(TOKENS).tokenizer
+    (ids,), (targets,) = tokenizer.encode([TAGGED]), tokenizer.encode_target([TAGGED])
+    assert [token for token in tokenizer.source_tokens(ids) if token in TOKENS] == [*TOKENS[:2], "Acme", "東", "東"]
+    assert tokenizer.tokenize([TAGGED]).to_list() == [ids]
+    assert tokenizer.tokenize_target([TAGGED]).to_list() == [targets]
+    spaced = "The <term> old </term> Acme 東東x" if hasattr(tokenizer, "added") and tokenizer.added else TAGGED
+    assert tokenizer.decode([targets]) == [spaced]
+    assert [text.decode() for text in tokenizer.detokenize([targets]).numpy()] == [spaced]
+
+
+def test_new_rows(many):
+    old, table = many.tokenizer, table_of(many)
+    new = many.with_tokens(["Acme", "東", ">>x<<"]).with_tokens(["<term>"], like="un")
+    row = lambda token: table_of(new)[new.tokenizer.target.ids[token]]  # noqa: E731
+    parts = [id for id in old.encode(["Acme"])[0][1:] if id != UNKNOWN_ID and old.tokens([id]) != ["▁"]]
+    np.testing.assert_allclose(row("Acme"), table[parts].mean(axis=0), rtol=1e-6)
+    silent = {*old.description["silent"]}
+    everything = [id for id in range(BOS_ID, old.vocab_size) if id not in silent and id > UNKNOWN_ID]
+    np.testing.assert_allclose(row("東"), table[everything].mean(axis=0), rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(row("<term>"), table[old.target.ids["un"]])
+
+
+def test_a_language_begins_as_its_relative(many):
+    new = many.with_language("mic", like="de", texts=["Zwei 犬 犬ども"])
+    assert new.languages == [*many.languages, "mic"] and new.metadata["target_language"] == "de"
+    ids = new.tokenizer.language_ids
+    np.testing.assert_array_equal(table_of(new)[ids["mic"]], table_of(many)[many.tokenizer.language_ids["de"]])
+    old_outputs, back = many(TEXTS), many(TEXTS, source_language="de", target_language="en")
+    assert new(TEXTS) == new(TEXTS, target_language="mic") == old_outputs
+    assert new(TEXTS, source_language="mic", target_language="en") == back != old_outputs
+    tokenizer = new.tokenizer.with_languages("mic", "mic")
+    (row,) = tokenizer.encode(["犬ども"])
+    assert tokenizer.tokens(row) == ["__mic__", "▁", "犬", "ど", "も"] and tokenizer.decode([row]) == ["犬ども"]
+
+
+@pytest.mark.program
+def test_a_run_begins_with_it_and_an_ensemble_takes_its_languages(many, text, tmp_path):
+    start = many.with_language("mic", like="de").with_tokens(["<term>"]).replace(target_language="mic")
+    corpus = tt.TextCorpus(train=(text / "train.en", text / "train.de"))
+    recipe = dataclasses.replace(tt.RECIPES["finetune"], epochs=None, steps=2, learning_rate=1e-9)
+    for name in ("one", "two"):
+        tt.Trainer(tmp_path / name, start.model.config, corpus, recipe, start=start).fit()
+    run = tt.load(tmp_path / "one")
+    assert run.metadata["target_language"] == "mic" and run.tokenizer.added == ["<term>"]
+    assert run(TEXTS[:1]) == start(TEXTS[:1]) and run(TEXTS[:1], target_language="de") == many(TEXTS[:1])
+    both = tt.load([tmp_path / "one", tmp_path / "two"])
+    assert both(TEXTS[:1]) == start(TEXTS[:1]) and both.languages == start.languages
+    options = {"source_language": "de", "target_language": "en"}
+    assert both(TEXTS[1:], **options) == many(TEXTS[1:], **options)
+
+
+REFUSED = {
+    "^code: expected a new language, got 'fr', which the model has$": lambda many: many.with_language("fr", "de"),
+    "^like: expected one of 100 languages, .*; got 'xx'$": lambda many: many.with_language("mic", "xx"),
+    "^code: expected one such as mic, got 'mic_Latn x'$": lambda many: many.with_language("mic_Latn x", "de"),
+    "^texts: expected a list of texts in this language, got 'abc'$": lambda many: many.with_language(
+        "mic", "de", "abc"
+    ),
+    "^translator: expected a model of several languages, got one of one pair": lambda many: own("bpe").with_language(
+        "mic", "de"
+    ),
+    "^tokens: expected a list, .*, got '<term>'$": lambda many: many.with_tokens("<term>"),
+    "^tokens: expected a list, .*, got \\[\\]$": lambda many: many.with_tokens([]),
+    "^tokens: expected printable text without white space, .* got 'a b'$": lambda many: many.with_tokens(["a b"]),
+    "^tokens: expected new ones, got 'un', which is in": lambda many: many.with_tokens(["un"]),
+    "^tokens: expected text in the vocabulary's normal form, got '①'$": lambda many: own("unigram").with_tokens(["①"]),
+    "^like: expected a token of the vocabulary, got 'xyz'$": lambda many: many.with_tokens(["<term>"], like="xyz"),
+    "^translator: .* got int8. Extend it before astype.$": lambda many: many.astype("int8").with_tokens(["<term>"]),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_refused(message, many, needs_int8):
+    with pytest.raises(tt.BadInput, match=message) as error:
+        REFUSED[message](many)
+    assert "\n" not in str(error.value)
+
+
+def test_adapters_are_refused():
+    translator = own("bpe")
+    translator.model.decoder_layers[0].feed_forward.hidden.enable_lora(3)
+    for extend in (lambda: translator.with_tokens(["<term>"]), lambda: translator.with_language("mic", "de")):
+        with pytest.raises(tt.BadInput, match="^translator: expected a model without LoRA, got adapters. Extend it"):
+            extend()
+    merged = translator.replace(model=translator.model.merged()).with_tokens(["<term>"])
+    assert "<term>" in merged.tokenizer.tokens(merged.tokenizer.encode(["<term>"])[0])
