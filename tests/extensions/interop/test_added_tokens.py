@@ -1,21 +1,26 @@
 """Tokens that were added to a published checkpoint: one token each, wherever a text contains them."""
 
 import json
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from checkpoints import M2M100 as TRAINED
-from checkpoints import MARIAN, copied
+from checkpoints import MAKERS, MARIAN, copied, tensors_of
+from conftest import array
 from test_m2m100 import ADDED, CONFIG, JSON, added, languages, nllb  # noqa: F401  (nllb is a fixture)
 
 import tf_transformer as tt
 from tf_transformer.extensions.interop.families.m2m100.family import M2M100Checkpoint
 from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
 from tf_transformer.models.families import tokenizer_of
+from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID
 
 safetensors = pytest.importorskip("safetensors.numpy")
 
+PAIRS = {"m2m100": ("en", "de"), "nllb": ("eng_Latn", "deu_Latn")}
 NAMES = ["Acme", "AcmePro", "<brand>", "__BRAND__", "do*g (ß)", "東京"]
 # Tokens of transformers 5.24.
 TOKENS = {
@@ -122,3 +127,39 @@ def test_a_savedmodel_keeps_added_tokens(with_names, tmp_path):
     translator.save(tmp_path / "saved/1")
     assert tt.load(tmp_path / "saved")(SENTENCES) == translator(SENTENCES)
     assert [*tt.Translator.from_pretrained(tmp_path / "saved").tokenizer.added] == NAMES
+
+
+@pytest.mark.parametrize("family", ["m2m100", "marian", "nllb"])
+def test_checkpoints_that_transformers_extended(family, tmp_path):
+    """extended.zip has what transformers 5.24 (M2M100, MarianMT) and 4.57 (NLLB-200) wrote after `add_tokens` and
+    `resize_token_embeddings`: files, new rows, ids, logits and greedy outputs."""
+    MAKERS[family](tmp_path / "source")
+    if family == "nllb":
+        tt.Translator.from_pretrained(tmp_path / "source").save(tmp_path / "base", format="transformers")
+    folder = copied(tmp_path / ("base" if family == "nllb" else "source"), tmp_path / "extended")
+    with zipfile.ZipFile(Path(__file__).with_name("extended.zip")) as archive:
+        for name in archive.namelist():
+            if name.startswith(f"{family}/"):
+                (folder / Path(name).name).write_bytes(archive.read(name))
+    expected, tensors = json.loads((folder / "expected.json").read_text("utf-8")), tensors_of(folder)
+    for name, rows in expected["rows"].items():
+        tensors[name] = np.concatenate([tensors[name], rows], int(name == "final_logits_bias"), dtype="float32")
+    safetensors.save_file(tensors, folder / "model.safetensors")
+    options = dict(zip(("source_language", "target_language"), PAIRS.get(family, ()), strict=False))
+    translator = tt.Translator.from_pretrained(folder, beam_size=1, **options)
+    target = (checkpoint_in if family == "marian" else M2M100Checkpoint)(folder).target
+    ours = {row: id for id, row in enumerate(target.rows)}
+    ids = translator.tokenizer.encode(expected["texts"])
+    assert [[target.rows[id] for id in row] for row in ids] == [row[:-1] for row in expected["ids"]]
+    inputs = [*ids[2], EOS_ID], [BOS_ID, *(ours[id] for id in expected["target"][1:])]
+    logits = array(translator.model([np.array([side]) for side in inputs]))[0, :, EOS_ID:]
+    is_finite = (wanted := np.array(expected["logits"])[:, target.rows[EOS_ID:]]) > -1e6
+    np.testing.assert_allclose(logits[is_finite], wanted[is_finite], atol=3e-5)
+    assert translator(expected["texts"]) == expected["greedy"]
+    if family == "nllb":
+        assert target.rows[target.languages["mic_Latn"]] == 464
+        (folder / "sentencepiece.bpe.model").unlink()  # as transformers 5 saves it
+        with pytest.raises(
+            tt.BadInput, match="found no sentencepiece.bpe.model in .*. Copy it from the original model"
+        ):
+            tt.Translator.from_pretrained(folder)

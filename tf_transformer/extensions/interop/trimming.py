@@ -10,26 +10,22 @@ import functools
 import itertools
 import json
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.interop.families.m2m100.tokenizer import IDS, M2M100Tokenizer
 from tf_transformer.extensions.interop.families.marian.tokenizer import SOURCE_VOCABULARY
-from tf_transformer.extensions.interop.families.pieces import ADDED, VOCABULARY, PieceTokenizer, archive_of
+from tf_transformer.extensions.interop.families.pieces import ADDED, VOCABULARY, PieceTokenizer, archive_of, with_pieces
 from tf_transformer.models.ensemble import Ensemble
 from tf_transformer.tokenizers.languages import check_language
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, RESERVED, Tokenizer
 from tf_transformer.utils.values import shown
 
 Row = tuple[int, ...]  # ids whose rows of an embedding table have the new row as their mean
-# Values in serialized SentencePiece models.
-NORMAL, USER_DEFINED, SPECIAL, BPE = 1, 4, (2, 3, 6), 2  # special are unknown token, control tokens and bytes
-PREFERRED = 100.0  # others have negative scores
 SHARE = 0.01  # A script with fewer letters than this share of the texts is not kept.
 
 
@@ -145,42 +141,6 @@ class _Rows:
         if old.added:
             contents[ADDED] = list(old.added)
         return type(old)(archive_of(contents))
-
-
-def with_pieces(model: bytes, keeps: Callable[[int, str], bool], new: Sequence[str] = ()) -> bytes:
-    """Returns a serialized SentencePiece model with its special pieces, those that `keeps` returns true for, and new
-    ones, which are preferred to all others."""
-    parsed = _message_class().FromString(model)
-    pieces = [
-        piece for id, piece in enumerate(parsed.pieces) if piece.type in SPECIAL or keeps(id, piece.piece.decode())
-    ]
-    del parsed.pieces[:]
-    parsed.pieces.extend(pieces)
-    for piece in new:
-        # Byte pairs do not merge into a long normal piece, and unigrams may outweigh a user-defined one.
-        kind = USER_DEFINED if parsed.trainer.model_type == BPE and len(piece) > 1 else NORMAL
-        parsed.pieces.add(piece=piece.encode(), score=PREFERRED, type=kind)
-    return bytes(parsed.SerializeToString())
-
-
-@functools.cache
-def _message_class() -> Any:
-    # SentencePiece's Python module needs a newer protobuf than TensorFlow. Fields without a description are copied.
-    file, kind = (
-        descriptor_pb2.FileDescriptorProto(name="pieces.proto", syntax="proto2"),
-        descriptor_pb2.FieldDescriptorProto,
-    )
-    piece, trainer, model = (file.message_type.add(name=name).field for name in ("Piece", "Trainer", "Model"))
-    piece.add(name="piece", number=1, type=kind.TYPE_BYTES, label=kind.LABEL_OPTIONAL)
-    piece.add(name="score", number=2, type=kind.TYPE_FLOAT, label=kind.LABEL_OPTIONAL)
-    piece.add(name="type", number=3, type=kind.TYPE_INT32, label=kind.LABEL_OPTIONAL)
-    trainer.add(name="model_type", number=3, type=kind.TYPE_INT32, label=kind.LABEL_OPTIONAL)
-    options = {"type": kind.TYPE_MESSAGE}
-    model.add(name="pieces", number=1, type_name="Piece", label=kind.LABEL_REPEATED, **options)
-    model.add(name="trainer", number=2, type_name="Trainer", label=kind.LABEL_OPTIONAL, **options)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Model"))
 
 
 def with_rows(translator: Any, tokenizer: Tokenizer, source: list[Row], target: list[Row]) -> Any:

@@ -1,12 +1,15 @@
 """Tokenizers of checkpoints: SentencePiece splits texts into tokens, and a table of the checkpoint has their ids."""
 
+import functools
 import io
 import itertools
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from tf_transformer.extensions.interop.engines.litert_client import spelling
 from tf_transformer.tokenizers.piece_engine import durable_tokenizer, encoded_by, engine_of
@@ -23,6 +26,15 @@ else:
     tf = lazily("tensorflow", "a tokenizer of tensors")
 
 VOCABULARY, ADDED = "vocabulary.json", "tokens.json"
+# Serialized SentencePiece models.
+SCHEMA = """name: "pieces.proto" syntax: "proto2"
+message_type { name: "Piece" field { name: "piece" number: 1 type: TYPE_BYTES }
+  field { name: "score" number: 2 type: TYPE_FLOAT } field { name: "type" number: 3 type: TYPE_INT32 } }
+message_type { name: "Trainer" field { name: "model_type" number: 3 type: TYPE_INT32 } }
+message_type { name: "Model" field { name: "trainer" number: 2 type: TYPE_MESSAGE type_name: "Trainer" }
+  field { name: "pieces" number: 1 type: TYPE_MESSAGE type_name: "Piece" label: LABEL_REPEATED } }"""
+NORMAL, USER_DEFINED, SPECIAL, BPE = 1, 4, (2, 3, 6), 2  # special are unknown token, control tokens and bytes
+PREFERRED = 100.0  # others have negative scores
 # Trailing white space, like that of `str.rstrip`. SentencePiece itself only ignores spaces.
 END_SPACE = r"[\p{Z}\t-\r\x{1C}-\x{1F}\x{85}]+$"
 
@@ -205,3 +217,27 @@ def archive_of(contents: Mapping[str, Any]) -> bytes:
 def texts_of(pieces: list[str], processor: Any) -> list[bytes]:
     """Returns the text of each token by id, by the `spelling` of SentencePiece's processor."""
     return [b""] * FIRST_ID + [spelling(piece, processor) for piece in pieces[FIRST_ID:]]
+
+
+def with_pieces(model: bytes, keeps: Callable[[int, str], bool], new: Sequence[str] = ()) -> bytes:
+    """Returns a serialized SentencePiece model with its special pieces, those that `keeps` returns true for, and new
+    ones, which are preferred to all others."""
+    parsed = _message_class().FromString(model)
+    pieces = [
+        piece for id, piece in enumerate(parsed.pieces) if piece.type in SPECIAL or keeps(id, piece.piece.decode())
+    ]
+    del parsed.pieces[:]
+    parsed.pieces.extend(pieces)
+    for piece in new:
+        # Byte pairs do not merge into a long normal piece, and unigrams may outweigh a user-defined one.
+        kind = USER_DEFINED if parsed.trainer.model_type == BPE and len(piece) > 1 else NORMAL
+        parsed.pieces.add(piece=piece.encode(), score=PREFERRED, type=kind)
+    return bytes(parsed.SerializeToString())
+
+
+@functools.cache
+def _message_class() -> Any:
+    # SentencePiece's Python module needs a newer protobuf than TensorFlow. Fields without a description are copied.
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(text_format.Parse(SCHEMA, descriptor_pb2.FileDescriptorProto()))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Model"))

@@ -26,7 +26,7 @@ from tf_transformer.extensions.interop.families.weights import Collection
 from tf_transformer.models.families import Contents, Family
 from tf_transformer.tokenizers.piece_engine import engine_of
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID
-from tf_transformer.utils.reading import check_kinds
+from tf_transformer.utils.reading import check_kinds, read_json
 
 CONTROL_IDS = {"pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 2}  # defaults
 DEFAULTS = {"activation_function": "relu", "attention_dropout": 0.1, "scale_embedding": True, "vocab_size": 128112}
@@ -125,7 +125,11 @@ class M2M100Checkpoint(Checkpoint):
         else:
             if legacy := settings.get("legacy_behaviour"):
                 raise BadInput(f"{file}: legacy_behaviour: expected false, with languages first, got {legacy!r}")
-            file, engine = self.folder / PIECES, engine_of(self.sentencepiece(PIECES))
+            file = self.folder / PIECES
+            if not file.is_file():
+                action = "Copy it from the original model, since transformers 5 does not save it"
+                raise BadInput(f"expected a checkpoint of {self.kind}, found no {PIECES} in {self.folder}. {action}.")
+            engine = engine_of(self.sentencepiece(PIECES))
             # SentencePiece's first three tokens are control tokens.
             pieces = [engine.id_to_piece(id) for id in range(3, engine.vocab_size())]
             ids = {piece: id for id, piece in enumerate([*SPECIAL, *pieces])}
@@ -236,12 +240,18 @@ def _numbered(
     raise BadInput(f"languages: expected those of M2M100 after all pieces, in its order, got {got}")
 
 
+def _is_converted(folder: Path) -> bool:
+    """Returns whether transformers 5 saved a checkpoint of NLLB-200, without SentencePiece's model."""
+    is_checkpoint = (folder / "tokenizer.json").is_file() and (folder / "config.json").is_file()
+    return is_checkpoint and read_json(folder / "config.json").get("model_type") == "m2m_100"
+
+
 FAMILY = Family(
     "m2m100",
     M2M100Config,
     M2M100Transformer,
     M2M100Tokenizer,
-    recognizes=lambda folder: (folder / PIECES).is_file(),
+    recognizes=lambda folder: (folder / PIECES).is_file() or _is_converted(folder),
     load=lambda folder: M2M100Checkpoint(folder).load(),
     write=write,
 )
