@@ -17,6 +17,7 @@ import matplotlib
 import numpy as np
 import pages
 import pytest
+from checkpoints import MAKERS
 from test_parsing_program import write_trees
 
 import tf_transformer as tt
@@ -109,6 +110,7 @@ def folder(unscored, tmp_path, monkeypatch):
     (tmp_path / "opus-mt-en-de").symlink_to(ROOT / "tests/marian/trained")
     (tmp_path / "facebook").mkdir()
     (tmp_path / "facebook/m2m100_418M").symlink_to(ROOT / "tests/m2m100/trained")
+    MAKERS["nllb"](tmp_path / "facebook/nllb-200-distilled-600M")
     return tmp_path
 
 
@@ -200,6 +202,14 @@ SEPARATE = {  # independent pages: quicker code, and a check of the names that t
         lambda names: is_saved("many") and names["tuned"].tokenizer.current_languages() == ("en", "de"),
     ),
 }
+SEPARATE["guides/new-language"] = (
+    {"epochs=10": "epochs=1", "train=500": "train=60"},
+    lambda names: (
+        names["saved"].metadata["target_language"] == "mic_Latn"
+        and names["base"].languages == names["saved"].languages[:-1]
+        and names["tuned"].tokenizer.added == ["<term>", "</term>"]
+    ),
+)
 FAST = ("tutorials/layers", "tutorials/language-model", "guides/own-encoder", "guides/large-corpora")
 ELSEWHERE = ["guides/beam", "reference/vocabulary"]  # run by test_beam.py, test_tokenizer.py
 

@@ -214,8 +214,7 @@ class Translator(TextModel, Engine):
             texts: Texts in the new language. Characters that the vocabulary lacks become tokens, as by `with_tokens`.
 
         Raises:
-            BadInput: If the language exists, `like` does not, the model has one pair of languages, weights are int8, or
-                it has LoRA adapters.
+            BadInput: If `code` exists, `like` does not, or the model has one language pair, int8 weights or LoRA.
         """
         extended: Self = registry.find("services", "with_language")(self, code, like, texts)
         return extended
@@ -223,16 +222,13 @@ class Translator(TextModel, Engine):
     def with_tokens(self, tokens: Iterable[str], like: str | None = None) -> Self:
         """Returns a copy with more tokens, to fine-tune: `translator.with_tokens(["<term>", "</term>"])`.
 
-        Texts without them are tokenized as before, and the rows of other tokens stay.
-
         Args:
-            tokens: Printable strings without white space, each always one token: characters of a script, glossary
-                tags, names.
+            tokens: Strings without white space, each always one token: characters of a script, glossary tags, names.
             like: Token whose row of the embedding table the new ones begin with. `None` means the mean of the tokens
                 that the old vocabulary splits each into, or of all tokens if it has none.
 
         Raises:
-            BadInput: If a token is in the vocabulary, `like` is not, weights are int8, or it has LoRA adapters.
+            BadInput: If a token is in the vocabulary, `like` is not, or the model has int8 weights or LoRA.
         """
         extended: Self = registry.find("services", "with_tokens")(self, tokens, like)
         return extended

@@ -97,7 +97,7 @@ def test_a_language_begins_as_its_relative(many):
 @pytest.mark.program
 def test_a_run_begins_with_it_and_an_ensemble_takes_its_languages(many, text, tmp_path):
     start = many.with_language("mic", like="de").with_tokens(["<term>"]).replace(target_language="mic")
-    corpus = tt.TextCorpus(train=(text / "train.en", text / "train.de"))
+    corpus = tt.TextCorpus(train=(text / "train.en", text / "train.de"), dev=(text / "dev.en", text / "dev.de"))
     recipe = dataclasses.replace(tt.RECIPES["finetune"], epochs=None, steps=2, learning_rate=1e-9)
     for name in ("one", "two"):
         tt.Trainer(tmp_path / name, start.model.config, corpus, recipe, start=start).fit()

@@ -5,7 +5,7 @@ vocabulary splits the new token into. So before training its logit is never abov
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tf_transformer.config import BadInput
@@ -20,8 +20,7 @@ from tf_transformer.tokenizers.piece_engine import engine_of
 from tf_transformer.tokenizers.tokenizer import UNKNOWN_ID, Tokenizer, check_symbols
 from tf_transformer.utils.values import shown
 
-Encode = Callable[[list[str]], list[list[int]]]
-Orders = Mapping[str, list[int | str]]  # old ids and new tokens by new id, for each file of a vocabulary
+Order = list[int | str]  # old ids and new tokens by new id
 M2M100_CODE = re.compile(r"[a-z]{2,3}([_-]\w+)?")
 
 
@@ -98,7 +97,7 @@ def _extended(translator: Any, relatives: Mapping[str, str | None], code: str = 
     return with_rows(translator, _tokenizer(old, pieces, orders, code), rows.get(SOURCE_VOCABULARY, target), target)
 
 
-def _order(old: Tokenizer, pieces: list[str], tokens: Iterable[str]) -> list[int | str]:
+def _order(old: Tokenizer, pieces: list[str], tokens: Iterable[str]) -> Order:
     """Returns old ids and new tokens in the order of new ids."""
     new = [token for token in tokens if token not in pieces]
     # NLLB-200's and M2M100's languages follow all pieces.
@@ -107,7 +106,7 @@ def _order(old: Tokenizer, pieces: list[str], tokens: Iterable[str]) -> list[int
     return [*range(at), *letters, *range(at, len(pieces)), *others]
 
 
-def _row(old: Tokenizer, pieces: list[str], encode: Encode, token: str, like: str | None) -> Row:
+def _row(old: Tokenizer, pieces: list[str], encode: Any, token: str, like: str | None) -> Row:
     """Returns the old ids whose mean a new token's row is."""
     if like in pieces:
         return (pieces.index(like),)
@@ -117,12 +116,11 @@ def _row(old: Tokenizer, pieces: list[str], encode: Encode, token: str, like: st
     return tuple(split or {*range(old.first_piece, len(pieces))} - {*silent})
 
 
-def _tokenizer(old: Tokenizer, pieces: Mapping[str, list[str]], orders: Orders, code: str) -> Tokenizer:
+def _tokenizer(old: Tokenizer, pieces: Mapping[str, list[str]], orders: Mapping[str, Order], code: str) -> Tokenizer:
     """Returns a tokenizer with new tokens. `pieces` are the old ones."""
     new = [*dict.fromkeys(item for order in orders.values() for item in order if isinstance(item, str))]
-    every = lambda id, piece: True  # noqa: E731
     if not isinstance(old, PieceTokenizer):
-        return type(old)(with_pieces(old.model, every, new))
+        return type(old)(with_pieces(old.model, new=new))
     contents: dict[str, Any] = dict(old.contents)
     for name, order in orders.items():
         contents[name] = [pieces[name][item] if isinstance(item, int) else item for item in order]
@@ -130,7 +128,7 @@ def _tokenizer(old: Tokenizer, pieces: Mapping[str, list[str]], orders: Orders, 
         engine = engine_of(model)
         # SentencePiece joins letters to words. Longer tokens are matched before it, as in `transformers`.
         letters = [token for token in new if len(token) == 1 and engine.piece_to_id(token) == engine.unk_id()]
-        contents[name] = with_pieces(model, every, letters)
+        contents[name] = with_pieces(model, new=letters)
     others = [token for token in new if len(token) > 1]
     if isinstance(old, M2M100Tokenizer):
         ids = {item: id for id, item in enumerate(orders[VOCABULARY])}

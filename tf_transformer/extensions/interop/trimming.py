@@ -50,7 +50,8 @@ def trimmed(
     for language in languages or ():
         check_language("languages", language, list(tokenizer.languages))
     rows = _Rows(tokenizer, texts, chosen, languages)
-    return with_rows(translator, rows.tokenizer(), *([(id,) for id in ids] for ids in (rows.source, rows.target)))
+    source, target = ([(id,) for id in ids] for ids in (rows.source, rows.target))
+    return with_rows(translator, rows.tokenizer(), source, target)
 
 
 def check_weights(translator: Any, action: str) -> None:

@@ -438,9 +438,7 @@ class _Pieces:
         self._texts = [b"" if id <= self.UNKNOWN else spelling(piece, speller) for id, piece in enumerate(pieces)]
         added = _json(folder / "tokens.json") if (folder / "tokens.json").is_file() else {}
         self._ids |= added
-        self._added = (
-            re.compile(f"({'|'.join(map(re.escape, sorted(added, key=len, reverse=True)))})") if added else None
-        )
+        self._added = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
         for token in added:
             if token in pieces and target.piece_to_id(token) == target.unk_id():
                 self._texts[pieces.index(token)] = f" {token}".encode()
@@ -449,7 +447,7 @@ class _Pieces:
         # SentencePiece itself ignores only spaces at the end of a text.
         text = text.rstrip()
         # Every second part is an added token.
-        parts = self._added.split(text) if self._added else [text]
+        parts = re.split(f"({self._added})", text) if self._added else [text]
         pieces = (piece for i, part in enumerate(parts) for piece in ([part] if i % 2 else self._split(part)))
         return [self._ids.get(piece, self.UNKNOWN) for piece in pieces]
 

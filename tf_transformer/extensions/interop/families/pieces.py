@@ -219,7 +219,9 @@ def texts_of(pieces: list[str], processor: Any) -> list[bytes]:
     return [b""] * FIRST_ID + [spelling(piece, processor) for piece in pieces[FIRST_ID:]]
 
 
-def with_pieces(model: bytes, keeps: Callable[[int, str], bool], new: Sequence[str] = ()) -> bytes:
+def with_pieces(
+    model: bytes, keeps: Callable[[int, str], bool] = lambda id, piece: True, new: Sequence[str] = ()
+) -> bytes:
     """Returns a serialized SentencePiece model with its special pieces, those that `keeps` returns true for, and new
     ones, which are preferred to all others."""
     parsed = _message_class().FromString(model)

@@ -127,8 +127,9 @@ class M2M100Checkpoint(Checkpoint):
                 raise BadInput(f"{file}: legacy_behaviour: expected false, with languages first, got {legacy!r}")
             file = self.folder / PIECES
             if not file.is_file():
-                action = "Copy it from the original model, since transformers 5 does not save it"
-                raise BadInput(f"expected a checkpoint of {self.kind}, found no {PIECES} in {self.folder}. {action}.")
+                raise BadInput(
+                    f"expected a checkpoint of {self.kind}, found no {file}. Copy it from the original model."
+                )
             engine = engine_of(self.sentencepiece(PIECES))
             # SentencePiece's first three tokens are control tokens.
             pieces = [engine.id_to_piece(id) for id in range(3, engine.vocab_size())]
@@ -159,6 +160,12 @@ class M2M100Checkpoint(Checkpoint):
             code = self.said("tokenizer_config.json").get(setting)
             description[name] = code if isinstance(code, str) and code else None
         return {PIECES: self.sentencepiece(PIECES), VOCABULARY: pieces, IDS: description}
+
+
+def is_converted(folder: Path) -> bool:
+    """Returns whether transformers 5 saved it, which drops NLLB-200's SentencePiece model."""
+    files = [folder / "tokenizer.json", folder / "config.json"]
+    return all(file.is_file() for file in files) and read_json(files[1]).get("model_type") == "m2m_100"
 
 
 def write(translator: TextModel) -> Contents:
@@ -240,18 +247,12 @@ def _numbered(
     raise BadInput(f"languages: expected those of M2M100 after all pieces, in its order, got {got}")
 
 
-def _is_converted(folder: Path) -> bool:
-    """Returns whether transformers 5 saved a checkpoint of NLLB-200, without SentencePiece's model."""
-    is_checkpoint = (folder / "tokenizer.json").is_file() and (folder / "config.json").is_file()
-    return is_checkpoint and read_json(folder / "config.json").get("model_type") == "m2m_100"
-
-
 FAMILY = Family(
     "m2m100",
     M2M100Config,
     M2M100Transformer,
     M2M100Tokenizer,
-    recognizes=lambda folder: (folder / PIECES).is_file() or _is_converted(folder),
+    recognizes=lambda folder: (folder / PIECES).is_file() or is_converted(folder),
     load=lambda folder: M2M100Checkpoint(folder).load(),
     write=write,
 )
