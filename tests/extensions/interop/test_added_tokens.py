@@ -159,7 +159,5 @@ def test_checkpoints_that_transformers_extended(family, tmp_path):
     if family == "nllb":
         assert target.rows[target.languages["mic_Latn"]] == 464
         (folder / "sentencepiece.bpe.model").unlink()  # as transformers 5 saves it
-        with pytest.raises(
-            tt.BadInput, match="found no sentencepiece.bpe.model in .*. Copy it from the original model"
-        ):
+        with pytest.raises(tt.BadInput, match="found no .*sentencepiece.bpe.model. Copy it"):
             tt.Translator.from_pretrained(folder)

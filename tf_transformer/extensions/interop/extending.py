@@ -32,8 +32,8 @@ def with_tokens(translator: Any, tokens: Iterable[str], like: str | None) -> Any
         raise BadInput(f"tokens: expected a list, such as ['<term>', '</term>'], got {shown(tokens)}")
     check_symbols(tokens, "tokens")
     extended = _extended(translator, dict.fromkeys(tokens, like))
-    tokenizer = _any_language(extended.tokenizer)
-    for token, ids in zip(tokens, tokenizer.encode(tokens), strict=True):
+    tokenizer = extended.tokenizer
+    for token, ids in zip(tokens, getattr(tokenizer, "source", tokenizer).encode(tokens), strict=True):
         if token not in tokenizer.source_tokens(ids):
             raise BadInput(f"tokens: expected text in the vocabulary's normal form, got {token!r}")
     return extended
@@ -54,8 +54,7 @@ def with_language(translator: Any, code: str, like: str, texts: Iterable[str]) -
         raise BadInput(f"code: expected one such as {example}, got {shown(code)}")
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise BadInput(f"texts: expected a list of texts in this language, got {shown(texts)}")
-    letters = dict.fromkeys("".join(map(tokenizer.source.processor.normalize, texts)))
-    known = {" ", *tokenizer.source.pieces}
+    letters, known = "".join(map(tokenizer.source.processor.normalize, texts)), {" ", *tokenizer.source.pieces}
     missing = dict.fromkeys(letter for letter in letters if letter.isprintable() and letter not in known)
     return _extended(translator, missing | {relative.replace(like, code): relative}, code)
 
@@ -67,20 +66,15 @@ def _check(translator: Any) -> None:
         raise BadInput(f"translator: expected a model without LoRA, got adapters. {action}")
 
 
-def _any_language(tokenizer: Tokenizer) -> Tokenizer:
-    code = next(iter(tokenizer.languages), None)
-    return tokenizer.with_languages(code, code)
-
-
 def _extended(translator: Any, relatives: Mapping[str, str | None], code: str = "") -> Any:
     """Returns a translator with new tokens, whose rows are those of their relatives, if any.
 
     The last one is the token of the language `code`, if any.
     """
-    old, reader = translator.tokenizer, _any_language(translator.tokenizer)
-    sides = {VOCABULARY: (old.tokens(range(old.vocab_size)), reader.encode_target)}
+    old = translator.tokenizer
+    sides = {VOCABULARY: (old.tokens(range(old.vocab_size)), getattr(old, "target", old).encode)}
     if SOURCE_VOCABULARY in getattr(old, "contents", {}):
-        sides[SOURCE_VOCABULARY] = (old.source.pieces, reader.encode)
+        sides[SOURCE_VOCABULARY] = (old.source.pieces, old.source.encode)
     known = [{*pieces} for pieces, _ in sides.values()]
     for token, like in relatives.items():
         if all(token in pieces for pieces in known):
@@ -92,8 +86,7 @@ def _extended(translator: Any, relatives: Mapping[str, str | None], code: str = 
         name: [(item,) if isinstance(item, int) else _row(old, *sides[name], item, relatives[item]) for item in order]
         for name, order in orders.items()
     }
-    target = rows[VOCABULARY]
-    pieces = {name: side[0] for name, side in sides.items()}
+    pieces, target = {name: side[0] for name, side in sides.items()}, rows[VOCABULARY]
     return with_rows(translator, _tokenizer(old, pieces, orders, code), rows.get(SOURCE_VOCABULARY, target), target)
 
 
@@ -110,8 +103,7 @@ def _row(old: Tokenizer, pieces: list[str], encode: Any, token: str, like: str |
     """Returns the old ids whose mean a new token's row is."""
     if like in pieces:
         return (pieces.index(like),)
-    (ids,) = encode([token])
-    split = [id for id in ids[old.num_language_tokens :] if id != UNKNOWN_ID and pieces[id] != "▁"]
+    split = [id for id in encode([token])[0] if id != UNKNOWN_ID and pieces[id] != "▁"]
     silent = getattr(old, "description", {"silent": []})["silent"]
     return tuple(split or {*range(old.first_piece, len(pieces))} - {*silent})
 
@@ -129,7 +121,8 @@ def _tokenizer(old: Tokenizer, pieces: Mapping[str, list[str]], orders: Mapping[
         # SentencePiece joins letters to words. Longer tokens are matched before it, as in `transformers`.
         letters = [token for token in new if len(token) == 1 and engine.piece_to_id(token) == engine.unk_id()]
         contents[name] = with_pieces(model, new=letters)
-    others = [token for token in new if len(token) > 1]
+    is_code = re.compile(CODE if isinstance(old, MarianTokenizer) else "$").fullmatch
+    others = [token for token in new if len(token) > 1 and not is_code(token)]
     if isinstance(old, M2M100Tokenizer):
         ids = {item: id for id, item in enumerate(orders[VOCABULARY])}
         codes = {name: ids[id] for name, id in old.language_ids.items()}
@@ -138,8 +131,6 @@ def _tokenizer(old: Tokenizer, pieces: Mapping[str, list[str]], orders: Mapping[
             codes[code] = ids[others.pop()]
             silent.append(codes[code])
         contents[IDS] = {**old.description, "ids": codes, "silent": silent}
-    if isinstance(old, MarianTokenizer):
-        others = [token for token in others if not re.fullmatch(CODE, token)]
     if others or old.added:
         contents[ADDED] = [*old.added, *others]
     return type(old)(archive_of(contents))

@@ -160,9 +160,8 @@ def with_rows(translator: Any, tokenizer: Tokenizer, source: list[Row], target: 
                 rows = source if "source_embedding" in old.path else target
                 means = {row: value[[*row]].astype("float32").mean(axis=0) for row in {*rows} if len(row) > 1}
                 value = np.take(value, [row[0] for row in rows], axis=0)
-                for id, row in enumerate(rows):
-                    if row in means:
-                        value[id] = means[row]
+                for id in (id for id, row in enumerate(rows) if row in means):
+                    value[id] = means[rows[id]]
             new.assign(value)
         return new_model
 

@@ -419,10 +419,7 @@ class _SentencePiece:
 
 
 class _Pieces:
-    """SentencePiece models of both sides, or one for both, whose pieces have ids in (source_)vocabulary.json.
-
-    Tokens in tokens.json, which has the ids of sources, are matched before, the longest at each position.
-    """
+    """Like `PieceTokenizer`: SentencePiece, ids in (source_)vocabulary.json, and added tokens in tokens.json."""
 
     UNKNOWN = 3  # Smaller ids are control tokens.
 

@@ -26,7 +26,7 @@ from tf_transformer.extensions.interop.families.weights import Collection
 from tf_transformer.models.families import Contents, Family
 from tf_transformer.tokenizers.piece_engine import engine_of
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID
-from tf_transformer.utils.reading import check_kinds, read_json
+from tf_transformer.utils.reading import check_kinds, read_bytes
 
 CONTROL_IDS = {"pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 2}  # defaults
 DEFAULTS = {"activation_function": "relu", "attention_dropout": 0.1, "scale_embedding": True, "vocab_size": 128112}
@@ -162,12 +162,6 @@ class M2M100Checkpoint(Checkpoint):
         return {PIECES: self.sentencepiece(PIECES), VOCABULARY: pieces, IDS: description}
 
 
-def is_converted(folder: Path) -> bool:
-    """Returns whether transformers 5 saved it, which drops NLLB-200's SentencePiece model."""
-    files = [folder / "tokenizer.json", folder / "config.json"]
-    return all(file.is_file() for file in files) and read_json(files[1]).get("model_type") == "m2m_100"
-
-
 def write(translator: TextModel) -> Contents:
     """Returns the contents of a checkpoint.
 
@@ -252,7 +246,10 @@ FAMILY = Family(
     M2M100Config,
     M2M100Transformer,
     M2M100Tokenizer,
-    recognizes=lambda folder: (folder / PIECES).is_file() or is_converted(folder),
+    # transformers 5 drops NLLB-200's SentencePiece model.
+    recognizes=lambda folder: (
+        (folder / PIECES).is_file() or any(b'"m2m_100"' in read_bytes(file) for file in folder.glob("config.json"))
+    ),
     load=lambda folder: M2M100Checkpoint(folder).load(),
     write=write,
 )
