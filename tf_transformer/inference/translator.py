@@ -206,7 +206,6 @@ class Translator(TextModel, Engine):
         """Returns a copy of a multilingual model with one more language, to fine-tune.
 
             start = translator.with_language("mic_Latn", like="fra_Latn", texts=sentences)
-            start = start.replace(source_language="eng_Latn", target_language="mic_Latn")
 
         Args:
             code: New language, in the form of the model's codes.

@@ -144,7 +144,7 @@ class _Rows:
         return type(old)(archive_of(contents))
 
 
-def with_rows(translator: Any, tokenizer: Tokenizer, source: list[Row], target: list[Row]) -> Any:
+def with_rows(translator: Any, tokenizer: Tokenizer, source: Sequence[Row], target: Sequence[Row]) -> Any:
     """Returns a copy of a translator for another tokenizer. Each row of its embedding tables is a mean of old rows."""
 
     def changed(model: Any) -> Any:
