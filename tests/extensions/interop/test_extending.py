@@ -4,8 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
+from by_transformers import asked
 from checkpoints import M2M100
 from conftest import array
+from test_hugging_face import needs_transformers
 from test_trimming import TRANSLATORS, own
 
 import tf_transformer as tt
@@ -108,6 +110,18 @@ def test_a_run_begins_with_it_and_an_ensemble_takes_its_languages(many, text, tm
     assert both(TEXTS[:1]) == start(TEXTS[:1]) and both.languages == start.languages
     options = {"source_language": "de", "target_language": "en"}
     assert both(TEXTS[1:], **options) == many(TEXTS[1:], **options)
+
+
+@pytest.mark.slow
+@needs_transformers
+def test_transformers_translates_alike(many, tmp_path):
+    ours = many.with_language("mic", like="de", texts=["東"]).with_tokens(["<term>", "</term>"]).replace(beam_size=1)
+    ours.save(tmp_path / "checkpoint", format="transformers", checked=True)
+    texts = [*TEXTS, "The old 東東x"]  # `split_special_tokens=True` splits added tokens too
+    tokens, outputs, _ = asked(tmp_path / "checkpoint", texts, 1, 50, ["en", "de", "__mic__"])
+    tokenizer = ours.tokenizer
+    assert tokens == [tokenizer.source_tokens([*row, EOS_ID]) for row in tokenizer.encode(texts)]
+    assert outputs == ours(texts, target_language="mic")
 
 
 REFUSED = {
