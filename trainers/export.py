@@ -128,7 +128,7 @@ def load(args: argparse.Namespace, settings: dict[str, Any]) -> Any:
         return translator
     average_last = args.average_last or made_of(Recipe, settings["recipe"]).averaged
     learned = trained(args.run, average_last=average_last, **search)
-    count = len(Run(args.run[0]).checkpoints()[-average_last:])
+    count = len(Run(args.run[0]).averaged(average_last))
     print(f"the mean of {count} checkpoints of {', and as many of '.join(map(str, args.run))}; ", end="")
     return learned
 

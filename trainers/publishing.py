@@ -66,7 +66,7 @@ def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
     sizes = (f"{name}={value}" for name, value in config.to_dict().items() if value is not None)
     print(f"model: {', '.join(sizes)}")
     every, last = recipe.interval(steps), recipe.averaged
-    print(f"checkpoints: one every {every:,} steps. The last {last} are averaged.")
+    print(f"checkpoints: one every {every:,} steps. The {recipe.average} {last} are averaged.")
     print(costs.plan(config, training, None if devices == HERE else devices), flush=True)
     if devices != HERE:
         return
@@ -94,11 +94,11 @@ def is_complete(trainer: Trainer) -> bool:
 
 
 def averaged(trainer: Trainer, search: dict[str, Any], others: Iterable[Path] = ()) -> Any:
-    """Returns the average of a run's last checkpoints, or an ensemble of several runs' averages."""
-    count, paths = len(trainer.run.checkpoints()[-trainer.recipe.averaged :]), [trainer.run.path, *others]
+    """Returns the average of a run's last or best checkpoints, or an ensemble of several runs' averages."""
+    count, paths = len(trainer.run.averaged(trainer.recipe.averaged)), [trainer.run.path, *others]
     of_each = f" of each of {len(paths)} models, an ensemble" if len(paths) > 1 else ""
-    last = "the last checkpoint" if count == 1 else f"the last {count} checkpoints"
-    print(f"averaging {last}{of_each}", flush=True)
+    checkpoints = "checkpoint" if count == 1 else f"{count} checkpoints"
+    print(f"averaging the {trainer.recipe.average} {checkpoints}{of_each}", flush=True)
     return trained(paths, average_last=trainer.recipe.averaged, **search)
 
 

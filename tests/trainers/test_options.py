@@ -84,6 +84,7 @@ def test_options_arrive_at_the_trainer(text, tmp_path, monkeypatch):
     recipe = {"batch_tokens": 1_000, "warmup_steps": 7, "learning_rate_factor": 0.5, "cooldown_steps": 3}
     recipe |= {"eval_every": 11, "average_last": 2, "tokenizer": "unigram", "mixed_precision": "float16"}
     recipe |= {"num_microbatches": 2, "clip_norm": 0.5, "on_nan": "skip", "jit_compile": "off", "seed": 5}
+    recipe |= {"metric": "chrF++", "average": "best"}
     recipe |= {"learning_rate": 0.01, "early_stopping_patience": 3, "ema_momentum": 0.9}
     config = {"dropout": 0.25, "vocab_size": 401}
     names = {name: name.replace("_", "-") for name in recipe | config} | {"tokenizer": "vocab-kind"}

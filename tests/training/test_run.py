@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import os
 import shutil
 import socket
@@ -151,6 +152,30 @@ def test_a_damaged_checkpoint_is_removed_when_training_resumed_before_it(two_epo
     assert [path.parent.name for path in run.weights(last=2)] == ["step-00000003", "step-00000005"]
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_best_checkpoints_are_kept(two_epochs, sign):
+    """Besides the two newest. Loading averages them, or opens one by its step."""
+    metric = tt.Metric("Own", max, higher_is_better=sign > 0)
+    run, model = Run(two_epochs, 2, metric=metric), fresh_model()
+    run.restore(model)
+    scores = {7: 5, 8: 9, 9: 5, 10: math.nan, 11: 2, 12: 1}
+    for step, score in scores.items():
+        run.history.append({"step": step, "dev_own": sign * score})
+        run.save(model, step)
+    run.save(model, 13, half_done={"seconds": 1, "metrics": []})
+    names = [f"step-{step:08d}" for step in (7, 8, 11, 12)]
+    assert [path.name for path in run.checkpoints()] == [*names, "step-00000013-stopped"]
+    assert [path.name for path in Run(two_epochs).averaged(5)] == [names[1], names[0]]
+    assert [path.name for path in Run(two_epochs).averaged(1)] == [names[1]]
+    assert [path.parent.name for path in Run(two_epochs).weights(1, step=11)] == [names[2]]
+    with pytest.raises(tt.BadInput, match="^step: expected that of a checkpoint of .*two, 7, 8, 11, 12, 13; got 9"):
+        Run(two_epochs).weights(1, step=9)
+    last = Run(two_epochs, 2)
+    last.restore(model)
+    last.save(model, 14)
+    assert [path.name for path in Run(two_epochs).averaged(5)] == [names[3], "step-00000014"]
+
+
 def test_dropout_may_begin_and_end_with_a_checkpoint(one_epoch, tmp_path):
     """A model without dropout has no random generators."""
     model = new_model(dataclasses.replace(CONFIG, dropout=0.0))
@@ -238,7 +263,7 @@ def test_options_that_may_change_when_a_run_is_resumed(tmp_path):
     run = Run(tmp_path)
     run.begin(SETTINGS | {"recipe": tt.Recipe(steps=30).to_dict()})
     free = {"steps": 40, "eval_every": 7, "average_last": 3, "dev_sentences": 11, "num_microbatches": 2}
-    free |= {"on_nan": "skip", "jit_compile": "on", "early_stopping_patience": 3}
+    free |= {"on_nan": "skip", "jit_compile": "on", "early_stopping_patience": 3, "metric": "TER", "average": "best"}
     assert run.exists(SETTINGS | {"recipe": tt.Recipe(**free).to_dict()})
     changes = {"batch_tokens": 7, "warmup_steps": 7, "learning_rate_factor": 0.7, "cooldown_steps": 7}
     changes |= {"tokenizer": "unigram"}

@@ -1,5 +1,6 @@
 """The Trainer: runs that are stopped, killed and resumed, and settings that change or don't fit."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -20,8 +21,10 @@ from programs import same_weights
 import tf_transformer as tt
 from tf_transformer.data.batches import Ids
 from tf_transformer.data.corpus import Batching, Corpus
+from tf_transformer.models.families import build_model
 from tf_transformer.training import trainer as trainers
 from tf_transformer.training.callbacks import TrainingInterrupted
+from tf_transformer.training.losses import average_weights
 from tf_transformer.training.run import LOCK, Run
 from tf_transformer.utils.files import locked
 
@@ -122,6 +125,49 @@ def test_early_stopping(one_model, unscored, corpus, tmp_path):
     assert [row["step"] for row in trainer.fit()] == [1, 2, 3, 4] == [row["step"] for row in trainer.fit()]
     assert {row["dev_bleu"] for row in trainer.run.history} == {trainer.run.history[0]["dev_bleu"]}
     assert [row["step"] for row in trainer.fit(until=5)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.program
+def test_the_best_checkpoint_of_an_interrupted_run(one_model, unscored, corpus, tmp_path):
+    """It is that of an uninterrupted run, also if a signal ends the scoring of the best, or of the last."""
+    scores = [None, 1, 5, 9, 3, 9, 2, 1]
+
+    def trained(name, *signals):
+        signals = list(signals)
+
+        def length(outputs, sources, references):
+            assert outputs == sources == corpus.dev[0][::8] and len(references) == 3
+            step = int(trainer._model.optimizer.iterations)
+            if step in signals:
+                signals.remove(step)
+                signal.raise_signal(signal.SIGTERM)
+            return scores[step]
+
+        recipe = dataclasses.replace(RECIPE, eval_every=1, early_stopping_patience=3, average="best", average_last=1)
+        for interrupted in (*signals, None):
+            trainer = tt.Trainer(tmp_path / name, CONFIG, corpus, recipe, metric=length)
+            with pytest.raises(TrainingInterrupted) if interrupted else contextlib.nullcontext():
+                trainer.fit()
+            if interrupted:
+                assert "dev_length" not in trainer.run.history[-1] and trainer.run.history[-1]["step"] == interrupted
+        return trainer.run
+
+    whole, parts = trained("whole"), trained("parts", 3, 6)
+    for run in (whole, parts):
+        assert [row["dev_length"] for row in run.history] == [1, 5, 9, 3, 9, 2]
+        assert [path.name for path in run.checkpoints()] == [f"step-0000000{step}" for step in (3, 5, 6)]
+        assert [path.name for path in run.averaged(1)] == ["step-00000003"]
+    same_weights(whole.path, parts.path)
+    expected = build_model(CONFIG, "float32")
+    for step in (None, 5):
+        average_weights(expected, [whole.path / f"checkpoints/step-0000000{step or 3}/model.weights.h5"])
+        loaded = tt.load(whole.path, step=step) if step else tt.load(whole.path)
+        for weight, other in zip(loaded.model.get_weights(), expected.get_weights(), strict=True):
+            np.testing.assert_array_equal(weight, other)
+    message = "^step: (expected that of a checkpoint of .*, 3, 5, 6; got 4|cannot be combined with average_last.*5)$"
+    for options in ({"step": 4}, {"step": 5, "average_last": 1}):
+        with pytest.raises(tt.BadInput, match=message):
+            tt.load(whole.path, **options)
 
 
 @pytest.mark.slow

@@ -98,6 +98,8 @@ PLATEAU, EPOCHS = keras.callbacks.ReduceLROnPlateau(), keras.callbacks.LearningR
             "^callbacks: .* LearningRateScheduler",
         ),
         ({"callbacks": [PLATEAU, EPOCHS], "optimizer": SGD}, {}, None),
+        ({"metric": max}, {"metric": "TER"}, "^metric: cannot be combined with the recipe's, TER"),
+        ({}, {"metric": "F1"}, "^name of a metric: expected one of BLEU, .*, got 'F1'"),
     ],
 )
 def test_settings_without_effect_are_an_error(options, recipe, message, corpus, tmp_path):

@@ -201,6 +201,8 @@ RANGES = {  # for every field of a user's configuration: valid values, and the n
     },
     tt.Recipe: {
         **dict.fromkeys(("steps", "epochs", "eval_every", "early_stopping_patience"), (COUNTS[0] + [None], COUNTS[1])),
+        "metric": (["TER", None], [7, ["TER"]]),
+        "average": (["last", "best"], ["first", None]),
         "average_last": (COUNTS[0] + [None], COUNTS[1]),
         **dict.fromkeys(("batch_tokens", "warmup_steps", "dev_sentences"), COUNTS),
         "cooldown_steps": NATURALS,

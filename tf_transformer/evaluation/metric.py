@@ -57,6 +57,13 @@ class Metric:
             raise BadInput(f"{self.name}: expected a metric that returns a number, got {shown(result)}")
         return float(value)
 
+    @classmethod
+    def of(cls, value: "Metric | Function | str") -> "Metric":
+        """Returns a metric, or that of a function or a name."""
+        if isinstance(value, Metric):
+            return value
+        return cls(value) if isinstance(value, str) else cls(getattr(value, "__name__", type(value).__name__), value)
+
     def best_first(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
         """Returns the indices of a history's rows with this score, best first. Of equal ones, the earlier is first."""
         sign = -1 if self.higher_is_better else 1

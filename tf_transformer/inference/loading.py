@@ -56,7 +56,8 @@ def load(
         threads: Threads per operation of an export's engine. `None` means its default.
         family: As in `Translator.from_pretrained`.
         revision: As in `Translator.from_pretrained`.
-        options: Search options, the defaults of calls. A run also takes average_last.
+        options: Search options, the defaults of calls. A run also takes average_last, or the step of a
+            checkpoint in its history.
 
     Raises:
         BadInput: If `path` holds something else, or the model does not take one of the options.

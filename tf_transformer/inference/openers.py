@@ -12,7 +12,7 @@ from tf_transformer.utils.folders import folders_of, found_in
 from tf_transformer.utils.type_names import Folders
 from tf_transformer.utils.values import BadInput
 
-SPECIAL = ("threads", "average_last", "family", "revision")  # options that only some kinds of models take
+SPECIAL = ("threads", "average_last", "step", "family", "revision")  # options that only some kinds of models take
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,7 @@ class Translator(TextModel, Engine):
         path: Folders,
         *,
         average_last: Count | None = None,
+        step: Count | None = None,
         family: str | None = None,
         revision: str | None = None,
         **options: Any,
@@ -119,6 +120,7 @@ class Translator(TextModel, Engine):
                 checkpoint, or of its versions, of which the newest is loaded. Or a checkpoint's name on the Hugging
                 Face Hub. A name without an owner gets the family's.
             average_last: Number of a run's checkpoints to average (section 6.1). `None` means that of its recipe.
+            step: Step of a run's checkpoint to load instead of an average.
             family: Name of a checkpoint's family in `models.families`. `None` means the one that recognizes its files.
             revision: Branch, tag or commit of the model on the Hub. `None` means its main branch. Only a commit is
                 reproducible. Without a revision, "runs/mine" and names that begin with an existing directory are
@@ -128,7 +130,7 @@ class Translator(TextModel, Engine):
         Raises:
             BadInput: If `path` holds no such model.
         """
-        sources = {"average_last": average_last, "family": family, "revision": revision}
+        sources = {"average_last": average_last, "step": step, "family": family, "revision": revision}
         sources = {name: value for name, value in sources.items() if value is not None}
         opener, where = opener_of(path, sources, rebuilds=True)
         built: Rebuilt = opener.rebuild(where, **sources)  # type: ignore[misc]  # `rebuilds` selects one that can

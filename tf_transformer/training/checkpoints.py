@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -118,6 +118,26 @@ class Checkpoints(keras.callbacks.Callback):
         if state:
             self._set_state(state)
         self._restored = model
+
+    def complete(self, scores: Sequence[keras.callbacks.Callback]) -> None:
+        """Completes the restored row by callbacks, and saves it, if it is the newest checkpoint's.
+
+        A signal during the scoring left the row without a score. The checkpoint may be the best, or the last by early
+        stopping.
+        """
+        assert self._restored
+        if self.run.history[-1]["step"] != self.step:
+            return
+        self.set_model(self._restored)
+        self.model.stop_training = bool(self.steps) and self.steps <= self.stopped_of
+        self._use_averages(True)
+        row = self.run.history.pop()
+        for callback in scores:
+            callback.set_model(self.model)
+            callback.on_epoch_end(self.epoch - 1, row)
+            callback.on_train_end()
+        self.run.history.append(row)
+        self._save_epoch()
 
     def on_train_begin(self, logs: object = None) -> None:
         self._locked = self.run.lock()
@@ -283,11 +303,14 @@ class Checkpoints(keras.callbacks.Callback):
         row = {"step": self.step} | self._counted() | {"seconds": round(self.seconds, 1)}
         self.run.history.append(row | numbers_in(logs))
         self.epoch = len(self.run.history)
-        stopped = self.steps and self.model.stop_training and self.step < self.steps
-        self._save(**({"stopped_of": self.steps} if stopped else {}))
+        self._save_epoch()
         if self.steps and self.steps > self.step:
             left = (self.steps - self.step) * self.seconds / self.step
             say(f"  step {self.step:,} of {self.steps:,}, {duration(left)} to go")
+
+    def _save_epoch(self) -> None:
+        self.stopped_of = self.steps if self.steps and self.model.stop_training and self.step < self.steps else 0
+        self._save(**({"stopped_of": self.stopped_of} if self.stopped_of else {}))
 
     def _save(self, **state: Any) -> None:
         self.before_saving()

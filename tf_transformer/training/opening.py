@@ -1,4 +1,4 @@
-"""Opens a run: the average of its last checkpoints (section 6.1)."""
+"""Opens a run: the average of its last or best checkpoints (section 6.1), or one of them."""
 
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,19 @@ def is_run(path: str) -> bool:
 
 
 @checked
-def from_runs(folders: list[str | Path], average_last: Count | None = None) -> Rebuilt:
-    """Loads the average of a run's last checkpoints, in float32. Several runs form an `Ensemble`.
+def from_runs(folders: list[str | Path], average_last: Count | None = None, step: Count | None = None) -> Rebuilt:
+    """Loads the average of a run's checkpoints, or that of a step, in float32. Several runs form an `Ensemble`.
 
     Raises:
-        BadInput: If a folder holds no run or no checkpoint, or runs differ in configuration or tokenizer.
+        BadInput: If a folder holds no run or no such checkpoint, or runs differ in configuration or tokenizer.
     """
     runs = [Run(folder) for folder in folders]
+    if average_last and step:
+        raise BadInput(f"step: cannot be combined with average_last, got {step}")
     models, tokenizers, settings = [], list[Tokenizer](), dict[str, Any]()
     for run in runs:
         settings = run.settings()
-        weights = run.weights(average_last or made_of(Recipe, settings["recipe"]).averaged)
+        weights = run.weights(average_last or made_of(Recipe, settings["recipe"]).averaged, step)
         if not weights:
             raise BadInput(f"{run.path}: expected checkpoints, found none in {run.path / 'checkpoints'}")
         expected = "checkpoints of the model in config.json"
@@ -64,4 +66,4 @@ def open_runs(folders: list[str], **options: Any) -> Engine:
     return task.engine(Translator.from_pretrained(folders, **{**task.run_options, **options}))
 
 
-RUN = Opener("a run", is_run, open_runs, from_runs, frozenset({"average_last"}), several=True, trains=True)
+RUN = Opener("a run", is_run, open_runs, from_runs, frozenset({"average_last", "step"}), several=True, trains=True)

@@ -11,7 +11,7 @@ Microbatches = Annotated[int, between(1, 1_024)]  # The graph of a step has all 
 PAPER_STEPS = 100_000  # the paper's `base` (section 5.2)
 # Options that may change when a run is resumed.
 CHANGEABLE = {"steps", "epochs", "eval_every", "early_stopping_patience", "average_last", "dev_sentences"}
-CHANGEABLE |= {"num_microbatches", "on_nan", "jit_compile"}
+CHANGEABLE |= {"num_microbatches", "on_nan", "jit_compile", "metric", "average"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,9 @@ class Recipe:
             1,500.
         early_stopping_patience: checkpoints without improvement before training stops. Dev scores are compared, or
             dev losses if there are none. `None` means never.
+        metric: dev score that is logged and chooses checkpoints: BLEU, chrF, chrF++, TER or spBLEU. `None` means BLEU,
+            or F1 for parsers. For a function, pass `Trainer` a metric.
+        average: checkpoints to average at the end, "last" or, by the metric, "best".
         average_last: number of checkpoints to average at the end (section 6.1). As many are kept, at least 2. `None`
             means 5, or 1 with `ema_momentum`.
         dev_sentences: number of dev sentences to decode at each checkpoint.
@@ -58,6 +61,8 @@ class Recipe:
     cooldown_steps: Natural = 0
     eval_every: Count | None = None
     early_stopping_patience: Count | None = None
+    metric: str | None = None
+    average: Literal["last", "best"] = "last"
     average_last: Count | None = None
     dev_sentences: Count = 500
     tokenizer: VocabularyKind = "bpe"

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from tf_transformer.config import BadInput
+from tf_transformer.evaluation.metric import Metric
 from tf_transformer.layers.lora import wake_adapters
 from tf_transformer.training.losses import RENAMED, SmoothedCrossEntropy
 from tf_transformer.training.recipe import CHANGEABLE, Recipe
@@ -32,7 +33,7 @@ IDS = "ids"  # the tokenized training set
 SETTINGS = {"kind": str, "model": dict, "recipe": dict, "corpus": dict}
 NUMBER = int | float
 STATE = {"step": int, "sha256": str, "seeds": list, "history": list, "target_tokens": NUMBER, "seconds": NUMBER}
-STATE |= {"stopped_of": int, "half_done": dict, "compiled": dict, "averaged": bool}
+STATE |= {"stopped_of": int, "half_done": dict, "compiled": dict, "averaged": bool, "best": list}
 
 
 class History(list[dict[str, Any]]):
@@ -66,15 +67,20 @@ class Run:
         path: Folder of the run.
         keep: Number of checkpoints to keep. Older ones are removed.
         writes: Whether this process writes. Only one of several workers does.
+        metric: Metric by which the best checkpoints are kept, and later averaged, besides the two newest. `None` keeps
+            the newest.
     """
 
     _locks: ClassVar[dict[Path, contextlib.ExitStack]] = {}  # held by this process, by folder
 
     @checked
-    def __init__(self, path: str | os.PathLike[str], keep: Count = 5, writes: bool = True):
+    def __init__(
+        self, path: str | os.PathLike[str], keep: Count = 5, writes: bool = True, metric: Metric | None = None
+    ):
         self.path = user_path(path)
         self.keep = keep
         self.writes = writes
+        self.metric = metric
         self.history: list[dict[str, Any]] = []
         self._locked: Path | None = None  # the folder, if this object holds its lock
 
@@ -176,19 +182,34 @@ class Run:
         return sorted(path for path in (self.path / "checkpoints").glob("step-*") if (path / "state.json").exists())
 
     @checked
-    def weights(self, last: Count) -> list[Path]:
-        """Returns the weight files of the last checkpoints, for `average_weights`.
+    def averaged(self, last: Count) -> list[Path]:
+        """Returns the folders of the last checkpoints, or of the best if the newest names them."""
+        folders, best = self.checkpoints(), list[str]()
+        with contextlib.suppress(BadInput, IndexError):  # `weights` reports damage
+            best = check_kinds(read_json(folders[-1] / "state.json"), STATE).get("best", [])
+        return [folder for name in best[:last] for folder in folders if folder.name == name] or folders[-last:]
+
+    @checked
+    def weights(self, last: Count, step: Count | None = None) -> list[Path]:
+        """Returns the weight files of the last or best checkpoints, for `average_weights`, or of a step's checkpoint.
 
         Raises:
-            BadInput: If one is damaged.
+            BadInput: If one is damaged, or the step has none.
         """
-        folders = self.checkpoints()[-last:]
+        folders = self._at(step) if step else self.averaged(last)
         for folder in folders:
             try:
                 _whole(folder)
             except BadInput as error:
                 raise BadInput(f"{error}; remove this folder to average others") from error
         return [folder / "model.weights.h5" for folder in folders]
+
+    def _at(self, step: int) -> list[Path]:
+        names = _name(step), _name(step) + STOPPED
+        if folders := [folder for folder in self.checkpoints() if folder.name in names]:
+            return folders
+        steps = ", ".join(folder.name.split("-")[1].lstrip("0") for folder in self.checkpoints())
+        raise BadInput(f"step: expected that of a checkpoint of {self.path}, {steps or 'which has none'}; got {step}")
 
     @checked
     def save(self, model: keras.Model, step: Natural, **state: Any) -> Path:
@@ -202,8 +223,7 @@ class Run:
         Raises:
             OSError: If it cannot be written, for example on a full disk. Earlier checkpoints are kept.
         """
-        name = f"step-{step:08d}{STOPPED if 'half_done' in state else ''}"
-        folder = self.path / "checkpoints" / name
+        folder = self.path / "checkpoints" / (_name(step) + STOPPED * ("half_done" in state))
         if not self.writes:
             return folder
         temporary = folder.with_name(f".{folder.name}")
@@ -219,6 +239,8 @@ class Run:
                 "history": self.history,
                 "sha256": checksum(weights),
             }
+            if self.metric:
+                state["best"] = self._best(self.metric, folder)
             write_json(temporary / "state.json", state)
             flush(temporary)
             shutil.rmtree(folder, ignore_errors=True)
@@ -228,11 +250,22 @@ class Run:
             shutil.rmtree(temporary, ignore_errors=True)
             last = ", ".join(path.name for path in self.checkpoints()[-1:]) or "none"
             raise OSError(f"{folder}: the checkpoint cannot be written: {error}; the last one kept: {last}") from error
-        # Later checkpoints are damaged, since training resumed before them.
-        complete = [path for path in self.checkpoints() if path <= folder and not path.name.endswith(STOPPED)]
-        for other in {*self.checkpoints()} - {*complete[-self.keep :], folder}:
+        complete = self._complete(folder)
+        newest = complete[-2 if self.metric else -self.keep :]
+        best = [path for path in complete if path.name in state.get("best", ())]
+        for other in {*self.checkpoints()} - {*newest, *best, folder}:
             shutil.rmtree(other)
         return folder
+
+    def _complete(self, folder: Path) -> list[Path]:
+        """Returns the checkpoints of whole epochs up to `folder`. Training resumed before later ones, if damaged."""
+        return [path for path in self.checkpoints() if path <= folder and not path.name.endswith(STOPPED)]
+
+    def _best(self, metric: Metric, folder: Path) -> list[str]:
+        """Returns the names of the best checkpoints, best first, of those in the folder and a new one, `folder`."""
+        names = {path.name for path in (*self._complete(folder), folder)}
+        rows = [row for row in self.history if _name(row["step"]) in names]
+        return [_name(rows[i]["step"]) for i in metric.best_first(rows)[: self.keep]]
 
     def newest(self) -> tuple[Path, dict[str, Any]] | None:
         """Returns the folder and the state.json of the newest undamaged checkpoint, or `None` without one."""
@@ -302,6 +335,10 @@ def _whole(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"{folder}: expected a whole checkpoint, got a damaged one ({error})") from error
     return state
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def _seeds(model: keras.Model) -> list[keras.Variable]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from tf_transformer.data.records import Records
 from tf_transformer.data.sources import MemorySource
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.evaluation.bleu import Score
+from tf_transformer.evaluation.metric import Metric
 from tf_transformer.inference.loading import trained
 from tf_transformer.inference.translator import Translator
 from tf_transformer.layers.lora import freeze, frozen_weights
@@ -85,6 +86,8 @@ class Trainer:
         tokenizer: Tokenizer of a new run. Defaults to that of `start`, or to one trained on the corpus.
         max_length: Maximum number of tokens per side, including EOS. Longer pairs are skipped. Defaults to the
             corpus's.
+        metric: `Metric`, or function of outputs, sources and references, whose score of the dev set is logged and
+            chooses checkpoints. Defaults to the recipe's.
 
     Raises:
         BadInput: If settings contradict each other, a callback would change weights or a scheduled rate, or `start`,
@@ -102,6 +105,7 @@ class Trainer:
     start: Translator | None = None
     tokenizer: Tokenizer | None = None
     max_length: Count | None = None
+    metric: Metric | Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -120,6 +124,11 @@ class Trainer:
                 raise BadInput(f"config: {got}")
             self.corpus = dataclasses.replace(self.corpus, max_length=config.max_length)
         self._check_optimizer()
+        if self.metric and recipe.metric:
+            raise BadInput(f"metric: cannot be combined with the recipe's, {recipe.metric}")
+        usual = task_of(self.corpus.kind).metric
+        chosen = self.metric or recipe.metric or usual
+        self._metric = usual if chosen == usual.name else Metric.of(chosen)
         if not ON_TENSORFLOW and (recipe.num_microbatches > 1 or recipe.on_nan != "stop"):
             got = f"num_microbatches={recipe.num_microbatches} and on_nan={recipe.on_nan}"
             raise BadInput(
@@ -139,7 +148,8 @@ class Trainer:
             raise BadInput(f"jit_compile: expected auto or off on {replicas} devices, got on, which is for one")
         self.writes = distribution.is_chief(self._strategy)
         # Two at least: if the newest is damaged, training resumes from the previous one.
-        self.run = Run(self.path, max(2, recipe.averaged), self.writes)
+        best = self._metric if recipe.average == "best" else None
+        self.run = Run(self.path, max(2, recipe.averaged), self.writes, best)
         # The last `fit` sets these to the last step of the training and the step that it resumed from.
         self.steps = self.began = 0
         self._model: Transformer | None = None
@@ -254,8 +264,10 @@ class Trainer:
         interval, replicas = recipe.interval(steps), distribution.replicas(self._strategy)
         checkpoints = Checkpoints(run, None, steps, end, single_process=not distribution.is_a_worker(self._strategy))
         self.began = checkpoints.step
-        finished = checkpoints.step >= end or (until is None and steps <= checkpoints.stopped_of)
         model = self._prepare_model(checkpoints, until)
+        if self.writes and run.history and self._metric.column not in run.history[-1]:
+            checkpoints.complete(self._score_callbacks(model, tokenizer))
+        finished = checkpoints.step >= end or (until is None and steps <= checkpoints.stopped_of)
         if not finished:
             say(f"a checkpoint and the dev set's score every {interval:,} steps")
         while checkpoints.step < end and not finished:
@@ -382,11 +394,11 @@ class Trainer:
         logs, task = self.run.path / "logs", task_of(self.corpus.kind)
         sets = self.corpus.dev.sets
         most = max(1, self.recipe.dev_sentences // len(sets))
-        dev = {name: DevText(task.metric, *one[1:]).thinned(most) for name, one in sets.items()}
+        dev = {name: DevText(self._metric, *one[1:]).thinned(most) for name, one in sets.items()}
         decoders = {name: task.decoder(model, tokenizer.with_languages(*one.languages)) for name, one in sets.items()}
         callbacks: list[keras.callbacks.Callback] = [DevScore(decoders, dev, logs=logs)]
         if count := self.recipe.early_stopping_patience:
-            callbacks.append(StopAfter(self.run, task.metric, count))
+            callbacks.append(StopAfter(self.run, self._metric, count))
         return [*callbacks, *board(logs)]
 
     def make_model(self, steps: int) -> Transformer:
@@ -427,7 +439,7 @@ class Trainer:
         return adam
 
     def translator(self, **search: Any) -> Any:
-        """Returns a translator with the average of the run's last checkpoints (section 6.1), in float32.
+        """Returns a translator with the average of the run's last, or best, checkpoints (section 6.1), in float32.
 
         With `ema_momentum` it has the last checkpoint's weights, which are averages.
 
