@@ -35,6 +35,7 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
         "tokenizers",
         "training",
     ),
+    "extensions.recipes": ("inference",),
     "extensions.server": ("decoding", "extensions.documents", "inference", "tokenizers"),
     "extensions.text_models": ("decoding", "inference", "layers", "serving", "tokenizers"),
 }

@@ -20,6 +20,7 @@ from tf_transformer.evaluation import bleu as bleu
 from tf_transformer.evaluation import visualize as visualize
 from tf_transformer.evaluation.metric import Metric as Metric
 from tf_transformer.extensions import beam as beam
+from tf_transformer.extensions import recipes as recipes
 from tf_transformer.extensions.adapters.lora import enable_lora as enable_lora
 from tf_transformer.extensions.adapters.lora import load_adapter as load_adapter
 from tf_transformer.extensions.adapters.lora import merge_lora as merge_lora
