@@ -3,9 +3,12 @@
 Paired bootstrap compares each translation with the first one.
 """
 
+from typing import get_args
+
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.utils.files import write_text
+from tf_transformer.utils.type_names import MetricName
 
 from .command import add_call_options, answered, as_path, chosen, engine, of_calls, options, positive, run_program
 
@@ -21,6 +24,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--source", metavar="FILE", help="text to translate with --model")
     add_call_options(add)
     add("--output", type=as_path, metavar="FILE", help="file for the translations of one model (none)")
+    metrics = "additional metrics: chrF++, TER (lower is better) or spBLEU, whose tokenizer sacreBLEU downloads"
+    add("--metric", nargs="+", default=[], choices=get_args(MetricName)[2:], metavar="NAME", help=metrics)
     samples = "number of bootstrap samples for the confidence intervals (1000)"
     add("--samples", type=positive, default=1_000, metavar="N", help=samples)
     args = parser.parse_args(argv)
@@ -42,6 +47,7 @@ def main(argv: list[str] | None = None) -> None:
         pairs = [tt.data.read_text_pairs(file, reference, empty_lines=True) for reference in args.reference]
         return pairs[0][0], [references for _, references in pairs]
 
+    tt.bleu.metrics([], args.metric)  # raises before the models translate
     systems, source, references = dict[str, list[str]](), list[str](), list[list[str]]()
     for name in args.translations:
         systems[name], references = with_references(name)
@@ -52,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
         systems[name] = [reply.text for reply in replies]
         if args.output:
             write_text(args.output, (f"{reply.line}\n" for reply in replies))
-    scores = tt.bleu.compare(systems, references, args.samples)
+    scores = tt.bleu.compare(systems, references, args.samples, args.metric)
     print(f"{len(references[0]):,} sentences; ± is the 95 % confidence interval of {args.samples:,} bootstrap samples")
     for name in systems:
         print(f"\n{name}")

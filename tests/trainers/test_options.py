@@ -3,10 +3,12 @@
 import io
 import json
 import os
+import re
 import warnings
 from pathlib import Path
 
 import pytest
+import sacrebleu
 from checkpoints import M2M100
 from programs import fails, options, run_python
 
@@ -214,6 +216,15 @@ def test_bad_options_of_other_programs(text, tmp_path, capsys):
     assert not (tmp_path / "models").exists()
     unequal = ["--translations", text / "dev.en", "--reference", text / "train.de"]
     assert "expected the same number of lines in both files, got 23" in fails(evaluate, unequal, capsys)
+    assert "invalid choice: 'ter'" in fails(evaluate, [*unequal, "--metric", "ter"], capsys)
+
+
+def test_more_metrics_are_scored(text, capsys):
+    argv = ["--translations", text / "dev.en", "--reference", text / "dev.de", "--samples", 2, "--metric", "TER"]
+    evaluate.main([*map(str, argv)])
+    outputs, references = ((text / f"dev.{language}").read_text().splitlines() for language in ("en", "de"))
+    score = sacrebleu.corpus_ter(outputs, [references]).score
+    assert re.search(rf"TER +{score:.2f} ± .*tok:tercom", capsys.readouterr().out)
 
 
 def test_bad_options_of_attention(translator, tmp_path, capsys, monkeypatch):
