@@ -47,6 +47,9 @@ def test_the_closest_output_has_the_highest_score_against_its_reference(rows, tm
         scores = chrf(row, [reference] * len(row))
         assert scores[row.index(output)] == pytest.approx(max(scores), abs=1e-9)
     assert outputs == closest([result.hypotheses for result in results], references, chrf)
+    with open(tmp_path / "references") as file:
+        same = lambda texts, others: [text == other for text, other in zip(texts, others, strict=True)]  # noqa: E731
+        assert closest([["other", reference] for reference in references], file, same) == references
 
 
 def test_a_reverse_model_reranks_by_the_sum_of_both():

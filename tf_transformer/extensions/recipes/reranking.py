@@ -107,7 +107,7 @@ def reverse_scores(results: Sequence[TranslationResult], reverse: Engine, **lang
         BadInput: If `reverse` cannot score, or a language is unknown.
     """
     engine: Any = reverse
-    graph = engine.export() if hasattr(engine, "export") else getattr(engine, "loaded", None)
+    graph: Any = engine.export() if hasattr(engine, "export") else getattr(engine, "loaded", None)
     if not hasattr(graph, "score"):
         raise BadInput(f"reverse: expected a Translator or a translator's SavedModel, got {shown(reverse)}")
     codes = {name: np.array([code], object) for name, code in reverse.request(None, languages).languages.items()}
