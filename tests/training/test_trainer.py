@@ -164,10 +164,8 @@ def test_the_best_checkpoint_of_an_interrupted_run(one_model, unscored, corpus, 
         loaded = tt.load(whole.path, step=step) if step else tt.load(whole.path)
         for weight, other in zip(loaded.model.get_weights(), expected.get_weights(), strict=True):
             np.testing.assert_array_equal(weight, other)
-    message = "^step: (expected that of a checkpoint of .*, 3, 5, 6; got 4|cannot be combined with average_last.*5)$"
-    for options in ({"step": 4}, {"step": 5, "average_last": 1}):
-        with pytest.raises(tt.BadInput, match=message):
-            tt.load(whole.path, **options)
+    with pytest.raises(tt.BadInput, match="whole: step: expected one of step-00000003, .*, got 4"):
+        tt.load(whole.path, step=4)
 
 
 @pytest.mark.slow

@@ -49,20 +49,12 @@ def bleu(translations: Texts, references: References) -> Score:
 
 
 def score(translations: Texts, references: References, metric: MetricName = "BLEU") -> Score:
-    """Returns a score by the metric's name.
+    """Returns the score by a metric's name: "BLEU", "chrF", "chrF++", "TER" or "spBLEU".
 
-        tt.bleu.score(["Two doors."], ["Two doors open."], "chrF++")
-
-    "BLEU" is as in `bleu`. "chrF++" adds word bigrams to "chrF" (Popovic 2017). "TER" is the translation edit rate
-    (Snover et al. 2006), of which less is better. "spBLEU" splits texts by SentencePiece (Goyal et al. 2022), with the
-    model flores200 that sacreBLEU downloads once.
-
-    Raises:
-        BadInput: If the metric is unknown, its model cannot be downloaded, or as `check`.
+    Lower TER is better. For spBLEU, sacreBLEU downloads the tokenizer flores200 once.
     """
-    metric = convert("metric", metric, MetricName)
     translations, lists = check(translations, references)
-    return _score(named_metric(metric, lists[0]), translations, lists)
+    return _score(named_metric(convert("metric", metric, MetricName), lists[0]), translations, lists)
 
 
 def paper_bleu(translations: Texts, references: References) -> Score:
@@ -84,11 +76,8 @@ def named_metric(name: str, references: list[str]) -> Metric:
         try:
             return BLEU(tokenize="flores200")
         except (OSError, RuntimeError, http.client.HTTPException) as error:
-            folder = f"{SACREBLEU_DIR}/models"
-            raise BadInput(
-                f"spBLEU: expected sacreBLEU's model in {folder}, which cannot be downloaded or read: {error}. "
-                "Copy flores200sacrebleuspm there from a machine that has it."
-            ) from error
+            file = f"{SACREBLEU_DIR}/models/flores200sacrebleuspm"
+            raise BadInput(f"spBLEU: sacreBLEU cannot download or read {file}: {error}. Copy it there.") from error
     if name == "BLEU":
         return BLEU(tokenize=_tokenizers(references)[0])
     return {"chrF": CHRF(), "chrF++": CHRF(word_order=2), "TER": TER()}[name]

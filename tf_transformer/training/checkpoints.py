@@ -120,11 +120,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._restored = model
 
     def complete(self, scores: Sequence[keras.callbacks.Callback]) -> None:
-        """Completes the restored row by callbacks, and saves it, if it is the newest checkpoint's.
-
-        A signal during the scoring left the row without a score. The checkpoint may be the best, or the last by early
-        stopping.
-        """
+        """Completes the restored checkpoint, whose scoring a signal ended, by these callbacks."""
         assert self._restored
         if self.run.history[-1]["step"] != self.step:
             return

@@ -34,8 +34,6 @@ def from_runs(folders: list[str | Path], average_last: Count | None = None, step
         BadInput: If a folder holds no run or no such checkpoint, or runs differ in configuration or tokenizer.
     """
     runs = [Run(folder) for folder in folders]
-    if average_last and step:
-        raise BadInput(f"step: cannot be combined with average_last, got {step}")
     models, tokenizers, settings = [], list[Tokenizer](), dict[str, Any]()
     for run in runs:
         settings = run.settings()

@@ -67,8 +67,7 @@ class Run:
         path: Folder of the run.
         keep: Number of checkpoints to keep. Older ones are removed.
         writes: Whether this process writes. Only one of several workers does.
-        metric: Metric by which the best checkpoints are kept, and later averaged, besides the two newest. `None` keeps
-            the newest.
+        metric: Metric whose best checkpoints are kept, besides the two newest. `None` keeps the newest.
     """
 
     _locks: ClassVar[dict[Path, contextlib.ExitStack]] = {}  # held by this process, by folder
@@ -196,20 +195,16 @@ class Run:
         Raises:
             BadInput: If one is damaged, or the step has none.
         """
-        folders = self._at(step) if step else self.averaged(last)
+        folders = self.averaged(last)
+        if step and not (folders := [path for path in self.checkpoints() if int(path.name.split("-")[1]) == step]):
+            names = ", ".join(path.name for path in self.checkpoints())
+            raise BadInput(f"{self.path}: step: expected one of {names or 'no checkpoints'}, got {step}")
         for folder in folders:
             try:
                 _whole(folder)
             except BadInput as error:
                 raise BadInput(f"{error}; remove this folder to average others") from error
         return [folder / "model.weights.h5" for folder in folders]
-
-    def _at(self, step: int) -> list[Path]:
-        names = _name(step), _name(step) + STOPPED
-        if folders := [folder for folder in self.checkpoints() if folder.name in names]:
-            return folders
-        steps = ", ".join(folder.name.split("-")[1].lstrip("0") for folder in self.checkpoints())
-        raise BadInput(f"step: expected that of a checkpoint of {self.path}, {steps or 'which has none'}; got {step}")
 
     @checked
     def save(self, model: keras.Model, step: Natural, **state: Any) -> Path:
@@ -223,9 +218,19 @@ class Run:
         Raises:
             OSError: If it cannot be written, for example on a full disk. Earlier checkpoints are kept.
         """
-        folder = self.path / "checkpoints" / (_name(step) + STOPPED * ("half_done" in state))
+        name = f"step-{step:08d}{STOPPED if 'half_done' in state else ''}"
+        folder = self.path / "checkpoints" / name
         if not self.writes:
             return folder
+        # Later checkpoints are damaged, since training resumed before them.
+        complete = [path for path in self.checkpoints() if path < folder and not path.name.endswith(STOPPED)]
+        complete += [folder] * ("half_done" not in state)
+        kept = complete[-2 if self.metric else -self.keep :]
+        if self.metric:
+            by_step = {int(path.name.split("-")[1]): path for path in complete}
+            rows = [row for row in self.history if row["step"] in by_step]
+            best = [by_step[rows[i]["step"]] for i in self.metric.best_first(rows)[: self.keep]]
+            state["best"], kept = [path.name for path in best], kept + best
         temporary = folder.with_name(f".{folder.name}")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -239,8 +244,6 @@ class Run:
                 "history": self.history,
                 "sha256": checksum(weights),
             }
-            if self.metric:
-                state["best"] = self._best(self.metric, folder)
             write_json(temporary / "state.json", state)
             flush(temporary)
             shutil.rmtree(folder, ignore_errors=True)
@@ -250,22 +253,9 @@ class Run:
             shutil.rmtree(temporary, ignore_errors=True)
             last = ", ".join(path.name for path in self.checkpoints()[-1:]) or "none"
             raise OSError(f"{folder}: the checkpoint cannot be written: {error}; the last one kept: {last}") from error
-        complete = self._complete(folder)
-        newest = complete[-2 if self.metric else -self.keep :]
-        best = [path for path in complete if path.name in state.get("best", ())]
-        for other in {*self.checkpoints()} - {*newest, *best, folder}:
+        for other in {*self.checkpoints()} - {*kept, folder}:
             shutil.rmtree(other)
         return folder
-
-    def _complete(self, folder: Path) -> list[Path]:
-        """Returns the checkpoints of whole epochs up to `folder`. Training resumed before later ones, if damaged."""
-        return [path for path in self.checkpoints() if path <= folder and not path.name.endswith(STOPPED)]
-
-    def _best(self, metric: Metric, folder: Path) -> list[str]:
-        """Returns the names of the best checkpoints, best first, of those in the folder and a new one, `folder`."""
-        names = {path.name for path in (*self._complete(folder), folder)}
-        rows = [row for row in self.history if _name(row["step"]) in names]
-        return [_name(rows[i]["step"]) for i in metric.best_first(rows)[: self.keep]]
 
     def newest(self) -> tuple[Path, dict[str, Any]] | None:
         """Returns the folder and the state.json of the newest undamaged checkpoint, or `None` without one."""
@@ -335,10 +325,6 @@ def _whole(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"{folder}: expected a whole checkpoint, got a damaged one ({error})") from error
     return state
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
 
 
 def _seeds(model: keras.Model) -> list[keras.Variable]:

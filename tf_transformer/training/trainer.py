@@ -86,8 +86,7 @@ class Trainer:
         tokenizer: Tokenizer of a new run. Defaults to that of `start`, or to one trained on the corpus.
         max_length: Maximum number of tokens per side, including EOS. Longer pairs are skipped. Defaults to the
             corpus's.
-        metric: `Metric`, or function of outputs, sources and references, whose score of the dev set is logged and
-            chooses checkpoints. Defaults to the recipe's.
+        metric: Metric to validate by, instead of the recipe's, or a function as in `Metric`.
 
     Raises:
         BadInput: If settings contradict each other, a callback would change weights or a scheduled rate, or `start`,
@@ -126,9 +125,10 @@ class Trainer:
         self._check_optimizer()
         if self.metric and recipe.metric:
             raise BadInput(f"metric: cannot be combined with the recipe's, {recipe.metric}")
-        usual = task_of(self.corpus.kind).metric
-        chosen = self.metric or recipe.metric or usual
-        self._metric = usual if chosen == usual.name else Metric.of(chosen)
+        usual, metric = task_of(self.corpus.kind).metric, self.metric or recipe.metric
+        if callable(metric):
+            metric = Metric(getattr(metric, "__name__", type(metric).__name__), metric)
+        self._metric = usual if metric in (None, usual.name) else Metric(metric) if isinstance(metric, str) else metric
         if not ON_TENSORFLOW and (recipe.num_microbatches > 1 or recipe.on_nan != "stop"):
             got = f"num_microbatches={recipe.num_microbatches} and on_nan={recipe.on_nan}"
             raise BadInput(
