@@ -84,9 +84,7 @@ def test_spbleu_is_sacrebleu_s(tmp_path, monkeypatch):
     """Without its tokenizer and a network, it raises."""
     monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", str(tmp_path))
     monkeypatch.setattr("urllib.request.urlopen", lambda *_: os.stat(tmp_path / "none"))
-    with pytest.raises(
-        BadInput, match=r"^spBLEU: sacreBLEU cannot download or read .*/flores200.*: .*No such file"
-    ):
+    with pytest.raises(BadInput, match=r"^spBLEU: sacreBLEU cannot download or read .*/flores200.*: .*No such file"):
         bleu.score(["a"], ["a"], "spBLEU")
     shutil.copy(
         Path(__file__).parents[1] / "m2m100/trained/sentencepiece.bpe.model", tmp_path / "models/flores200sacrebleuspm"

@@ -42,8 +42,8 @@ class Metric:
 
     def score(self, outputs: list[str], sources: list[str], references: list[str]) -> float:
         """Returns the score of a dev set's outputs."""
-        function: Any = self.function or (lambda outputs, _, references: bleu.score(outputs, references, self.name))
-        result = function(outputs, sources, references)
+        name: Any = self.name
+        result = (self.function or (lambda *texts: bleu.score(texts[0], texts[2], name)))(outputs, sources, references)
         return float(convert(self.name, getattr(result, "value", result), float))
 
     def best_first(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:

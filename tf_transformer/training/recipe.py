@@ -30,8 +30,7 @@ class Recipe:
             1,500.
         early_stopping_patience: checkpoints without improvement before training stops. Dev scores are compared, or
             dev losses if there are none. `None` means never.
-        metric: dev score that is logged and chooses checkpoints: BLEU, chrF, chrF++, TER or spBLEU. `None` means BLEU,
-            or F1 for parsers. For a function, pass `Trainer` a metric.
+        metric: score that chooses checkpoints: BLEU, chrF, chrF++, TER or spBLEU. `None` means BLEU, or F1 for parsers.
         average: checkpoints to average at the end, "last" or, by the metric, "best".
         average_last: number of checkpoints to average at the end (section 6.1). As many are kept, at least 2. `None`
             means 5, or 1 with `ema_momentum`.
