@@ -121,9 +121,6 @@ class Checkpoints(keras.callbacks.Callback):
 
     def complete(self, scores: Sequence[keras.callbacks.Callback]) -> None:
         """Completes the restored checkpoint, whose scoring a signal ended, by these callbacks."""
-        assert self._restored
-        if self.run.history[-1]["step"] != self.step:
-            return
         self.set_model(self._restored)
         self.model.stop_training = bool(self.steps) and self.steps <= self.stopped_of
         self._use_averages(True)

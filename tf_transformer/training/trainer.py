@@ -265,7 +265,8 @@ class Trainer:
         checkpoints = Checkpoints(run, None, steps, end, single_process=not distribution.is_a_worker(self._strategy))
         self.began = checkpoints.step
         model = self._prepare_model(checkpoints, until)
-        if self.writes and run.history and self._metric.column not in run.history[-1]:
+        last = run.history[-1] if run.history and self.writes else {}
+        if last.get("step") == checkpoints.step > 0 and self._metric.column not in last:
             checkpoints.complete(self._score_callbacks(model, tokenizer))
         finished = checkpoints.step >= end or (until is None and steps <= checkpoints.stopped_of)
         if not finished:

@@ -261,15 +261,10 @@ class Parser(Immutable, Engine):
 
 GREEDY: dict[str, Any] = {"beam_size": 1, "length_penalty": 0.0, "extra_length": EXTRA_LENGTH}
 
-
-def _f1(outputs: list[str], references: list[str]) -> evalb.Score:
-    return evalb.total(map(read_tree, references), map(read_tree, outputs))
-
-
 PARSING = Task(
-    Metric("F1", lambda outputs, sources, references: _f1(outputs, references)),
+    Metric("F1", lambda outputs, _, references: evalb.total(map(read_tree, references), map(read_tree, outputs))),
     read_texts,
-    lambda outputs, references: {"F1": _f1(outputs, references)},
+    lambda outputs, references: {"F1": evalb.total(map(read_tree, references), map(read_tree, outputs))},
     lambda model, tokenizer: Parser(Translator(model, tokenizer, **GREEDY)),
     Parser,
     lambda tokenizer: bool(tokenizer.control_tokens),
