@@ -1,0 +1,1 @@
+"""Claims of the paper, tested by small experiments (see docs/explanation/claims.md)."""
