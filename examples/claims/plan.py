@@ -1,25 +1,42 @@
-"""All trials of the experiments, in the order in which they run, and estimates of their cost.
-
-A trial is one training. Experiments share trials: the same settings are trained only once.
-"""
+"""All trials of the experiments, and estimates of their cost. A trial is one training, which experiments may share."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from examples.table3 import table as table3
 from tf_transformer.config import PRESETS, TransformerConfig
 
-RATES = (0.001, 0.002, 0.004)  # peaks of the learning rate among which each kind of model is tuned
-BATCH_TOKENS, WARMUP = 1_024, 600
-TREE_BATCH_TOKENS = 2_048
 Line = dict[str, Any]  # one of results.jsonl
+Groups = dict[str, list["Trial"]]  # trials that differ by seed, by name
+WARMUP, BATCH_TOKENS, TREE_BATCH_TOKENS = 600, 1_024, 2_048
+ROWS = {row: table3.scaled(row, "multi30k").to_dict() for row in table3.PAPER}
+ROWS = {row: dict(config.items() - ROWS["base"].items()) for row, config in ROWS.items()}  # differences from base
+DISAGREE = ("A_h1", "C_N8", "D_drop2", "E_learned", "big")  # rows that disagreed with the paper with one seed
+RATES = (0.001, 0.002, 0.004)  # peaks of the learning rate among which each kind of model is tuned
+LSTM: dict[str, Any] = {"num_layers": 2, "num_heads": 1}
+CONV: dict[str, Any] = {"num_layers": 4, "num_heads": 1, "positions": "learned"}
+# Configurations of about equal numbers of parameters, by size and kind
+SIZES: dict[str, dict[str, dict[str, Any]]] = {
+    "small": {
+        "transformer": {"d_model": 64, "d_ff": 256},
+        "lstm": LSTM | {"d_model": 84},
+        "conv": CONV | {"d_model": 72},
+    },
+    "medium": {"transformer": {}, "lstm": LSTM | {"d_model": 180}, "conv": CONV | {"d_model": 150}},
+    "large": {
+        "transformer": {"d_model": 192, "d_ff": 768},
+        "lstm": LSTM | {"d_model": 278},
+        "conv": CONV | {"d_model": 228},
+    },
+}
+PARSERS: dict[str, dict[str, Any]] = {"transformer": {}, "lstm": LSTM | {"d_model": 154}}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings of a training. `described` are those that differ from the defaults.
+    """Settings of a training.
 
     Attributes:
         model: Name in `variants.KINDS`, or "pcfg".
@@ -45,6 +62,7 @@ class Trial:
 
     @property
     def described(self) -> dict[str, Any]:
+        """Settings that differ from the defaults, which identify the trial."""
         return {name: value for name, value in vars(self).items() if value != getattr(BASE, name)}
 
     @property
@@ -58,158 +76,85 @@ class Trial:
 
 
 BASE = Trial()
-DECODING = Trial(checkpoints=20)  # one run, decoded in many ways
+DECODED = 20  # checkpoints of the run that is decoded in many ways
 
 
 def seeds(count: int, **settings: Any) -> list[Trial]:
     return [Trial(**settings, seed=seed) for seed in range(1, count + 1)]
 
 
-def decoding(lines: list[Line]) -> dict[str, list[Trial]]:
-    return {"one run": [DECODING]}
-
-
-def regularization(lines: list[Line]) -> dict[str, list[Trial]]:
-    rates = [("dropout", 0.1), ("dropout", 0.0), ("dropout", 0.2), ("label_smoothing", 0.0), ("label_smoothing", 0.2)]
-    names = {"dropout": "dropout", "label_smoothing": "smoothing"}
-    base = table3.scaled("base", "multi30k")
+def tuning() -> Groups:
+    small = SIZES["small"].items()
     return {
-        "base (0.1, 0.1)" if getattr(base, name) == rate else f"{names[name]} {rate}": seeds(
-            2, config={} if getattr(base, name) == rate else {name: rate}
-        )
-        for name, rate in rates
+        f"{kind}, {rate}": seeds(1, model=kind, config=config, rate=rate) for kind, config in small for rate in RATES
     }
 
 
-def warmup(lines: list[Line]) -> dict[str, list[Trial]]:
+def tuned(kind: str, lines: list[Line]) -> dict[str, Any]:
+    """Returns a kind and its rate of the lowest perplexity on the dev set, or the middle one if none has run."""
+    trials = [trial for (trial,) in tuning().values() if trial.model == kind]
+    ran = [(line["perplexity"], trial.rate) for trial in trials if (line := trial.line(lines))]
+    return {"model": kind, "rate": min(ran)[1] if ran else RATES[1]}
+
+
+def parsing(trees: int, lines: list[Line]) -> Groups:
+    groups = {f"pcfg, {trees:,} trees": seeds(1, model="pcfg", trees=trees)}
+    for kind, config in PARSERS.items():
+        groups[f"{kind}, {trees:,} trees"] = seeds(1, trees=trees, steps=3_000, config=config, **tuned(kind, lines))
+    return groups
+
+
+def experiments(lines: list[Line]) -> dict[str, Groups]:
+    """Returns the experiments, the cheapest first, and tuning before those that need it."""
+    rates = [(name, rate) for name in ("dropout", "label_smoothing") for rate in (0.0, 0.2)]
     return {
-        f"norm {'first' if first else 'after'}, {steps:,} steps": [
-            Trial(config={"norm_first": True} if first else {}, warmup=steps)
-        ]
-        for first in (False, True)
-        for steps in (0, 100, 600, 4_000)
+        "decoding": {"one run": seeds(1, checkpoints=DECODED)},
+        "positions": {
+            "sinusoids": seeds(2, words=12),
+            "learned": seeds(2, words=12, config=ROWS["E_learned"]),
+            "none": seeds(2, words=12, model="unordered"),
+        },
+        "warmup": {
+            f"norm {'first' if config else 'after'}, {steps:,} steps": seeds(1, config=config, warmup=steps)
+            for config in ({}, {"norm_first": True})
+            for steps in (0, 100, 600, 4_000)
+        },
+        "regularization": {"0.1": seeds(2)} | {f"{name} {rate}": seeds(2, config={name: rate}) for name, rate in rates},
+        "tuning": tuning(),
+        "parsing": parsing(1_000, lines) | parsing(3_000, lines) | parsing(10_000, lines),
+        "scaling": {
+            f"d_k {d_k}, {model}": seeds(2, model=kind, config={"num_heads": 2, "d_k": d_k})
+            for d_k in (16, 64, 256)
+            for model, kind in (("scaled", "transformer"), ("unscaled", "unscaled"))
+        },
+        "cost": {
+            f"{kind}, {size}": seeds(2, config=config, **tuned(kind, lines))
+            for size, configs in SIZES.items()
+            for kind, config in configs.items()
+        },
+        "table3": {
+            row: seeds(3 if row in ("base", *DISAGREE) else 1, config=ROWS[row])
+            for row in sorted(ROWS, key=lambda row: row not in ("base", *DISAGREE))
+        },
     }
 
 
-def positions(lines: list[Line]) -> dict[str, list[Trial]]:
-    kinds: dict[str, dict[str, Any]] = {
-        "sinusoids": {},
-        "learned": {"config": {"positions": "learned"}},
-        "none": {"model": "unordered"},
-    }
-    return {name: seeds(2, **settings, words=12) for name, settings in kinds.items()}
+NAMES = [*experiments([])]
 
 
-def scaling(lines: list[Line]) -> dict[str, list[Trial]]:
-    return {
-        f"d_k {d_k}, {'with' if model == 'transformer' else 'without'}": seeds(
-            2, model=model, config={"num_heads": 2, "d_k": d_k}
-        )
-        for d_k in (16, 64, 256)
-        for model in ("transformer", "unscaled")
-    }
-
-
-DISAGREE = ("A_h1", "C_N8", "D_drop2", "E_learned", "big")  # rows that disagreed with the paper, and get three seeds
-
-
-def variations(lines: list[Line]) -> dict[str, list[Trial]]:
-    base = table3.scaled("base", "multi30k").to_dict()
-
-    def trials(row: str, count: int) -> list[Trial]:
-        config = table3.scaled(row, "multi30k").to_dict()
-        return seeds(count, config={name: value for name, value in config.items() if value != base[name]})
-
-    first = {row: trials(row, 3) for row in ("base", *DISAGREE)}
-    return first | {row: trials(row, 1) for row in table3.PAPER if row not in first}
-
-
-LSTM: dict[str, Any] = {"num_layers": 2, "num_heads": 1}
-CONV: dict[str, Any] = {"num_layers": 4, "num_heads": 1, "positions": "learned"}
-# Configurations of about equal numbers of parameters, by size and kind
-SIZES: dict[str, dict[str, dict[str, Any]]] = {
-    "small": {
-        "transformer": {"d_model": 64, "d_ff": 256},
-        "lstm": LSTM | {"d_model": 84},
-        "conv": CONV | {"d_model": 72},
-    },
-    "medium": {"transformer": {}, "lstm": LSTM | {"d_model": 180}, "conv": CONV | {"d_model": 150}},
-    "large": {
-        "transformer": {"d_model": 192, "d_ff": 768},
-        "lstm": LSTM | {"d_model": 278},
-        "conv": CONV | {"d_model": 228},
-    },
-}
-
-
-def tuning(lines: list[Line]) -> dict[str, list[Trial]]:
-    return {
-        f"{kind}, rate {rate}": [Trial(model=kind, config=config, rate=rate)]
-        for kind, config in SIZES["small"].items()
-        for rate in RATES
-    }
-
-
-def tuned(kind: str, lines: list[Line]) -> float:
-    """Returns the rate with the lowest perplexity on the dev set, or the middle one as long as nothing has run."""
-    trials = [trial for name, (trial,) in tuning(lines).items() if name.startswith(f"{kind},")]
-    perplexities = {trial.rate: line["perplexity"] for trial in trials if (line := trial.line(lines))}
-    return min(perplexities, key=lambda rate: perplexities[rate]) if perplexities else RATES[1]  # type: ignore[return-value]
-
-
-def cost(lines: list[Line]) -> dict[str, list[Trial]]:
-    return {
-        f"{kind}, {size}": seeds(2, model=kind, config=config, rate=tuned(kind, lines))
-        for size, configs in SIZES.items()
-        for kind, config in configs.items()
-    }
-
-
-PARSERS: dict[str, dict[str, Any]] = {
-    "transformer": {},
-    "lstm": LSTM | {"d_model": 154},
-}  # about equal numbers of parameters
-
-
-def parsing(lines: list[Line]) -> dict[str, list[Trial]]:
-    trials = {}
-    for trees in (1_000, 3_000, 10_000):
-        trials[f"pcfg, {trees:,} trees"] = [Trial(model="pcfg", trees=trees)]
-        for kind, config in PARSERS.items():
-            settings = {"model": kind, "config": config, "rate": tuned(kind, lines), "steps": 3_000}
-            trials[f"{kind}, {trees:,} trees"] = [Trial(trees=trees, **settings)]
-    return trials
-
-
-# The cheapest come first, and tuning before those that need it.
-EXPERIMENTS: dict[str, Callable[[list[Line]], dict[str, list[Trial]]]] = {
-    "decoding": decoding,
-    "positions": positions,
-    "warmup": warmup,
-    "regularization": regularization,
-    "tuning": tuning,
-    "parsing": parsing,
-    "scaling": scaling,
-    "cost": cost,
-    "table3": variations,
-}
-NEEDS = {"parsing": "tuning", "cost": "tuning"}
-
-
-def trials_of(experiment: str, lines: list[Line], steps: int | None = None) -> list[Trial]:
-    """Returns the trials of an experiment, and before them those that it needs. First seeds come first.
-
-    `steps` replaces the steps of each.
-    """
-    needed = trials_of(NEEDS[experiment], lines, steps) if experiment in NEEDS else []
-    groups = [*EXPERIMENTS[experiment](lines).values()]
-    longest = max(map(len, groups))
-    trials = [group[seed] for seed in range(longest) for group in groups if seed < len(group)]
+def trials_of(name: str, lines: list[Line], steps: int | None = None) -> list[Trial]:
+    """Returns the trials of an experiment in their order: first seeds first. `steps` replaces the steps of each."""
+    needed = trials_of("tuning", lines, steps) if name in ("parsing", "cost") else []
+    groups = experiments(lines)[name].values()
+    trials = sorted((trial for group in groups for trial in group), key=lambda trial: trial.seed)
+    if name == "table3":  # all seeds of the first rows, before the other rows
+        trials = [trial for group in groups for trial in group]
     return needed + [dataclasses.replace(trial, steps=steps or trial.steps) for trial in trials]
 
 
-SCORING = {True: 240.0, False: 60.0}  # seconds to score a parser or a translator, on one core
-DECODINGS = 21  # of the experiment `decoding`
+def scoring(trial: Trial) -> float:
+    """Returns the estimated seconds of the longest piece of work that is not resumed: to decode a test set."""
+    return 400.0 if trial.model == "pcfg" else 240.0 if trial.trees else 60.0
 
 
 def estimate(trial: Trial) -> float:
@@ -217,9 +162,8 @@ def estimate(trial: Trial) -> float:
     from examples.claims.variants import KINDS
 
     if trial.model == "pcfg":
-        return 400.0
+        return scoring(trial)
     kind, tokens = KINDS[trial.model], TREE_BATCH_TOKENS if trial.trees else BATCH_TOKENS
     source, target = (20, 70) if trial.trees else (16, 16)  # tokens of a sentence, about
     flops = 3 * trial.steps * tokens / target * kind.forward_flops(trial.configuration, source, target)
-    decodings = DECODINGS if trial.checkpoints == DECODING.checkpoints else 1
-    return flops / kind.flops_per_second + decodings * SCORING[bool(trial.trees)]
+    return flops / kind.flops_per_second + scoring(trial) * (21 if trial.checkpoints == DECODED else 1)

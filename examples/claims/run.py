@@ -10,7 +10,7 @@ import shutil
 import time
 from pathlib import Path
 
-from examples.claims.plan import EXPERIMENTS, SCORING, Line, Trial, estimate, trials_of
+from examples.claims.plan import NAMES, Line, Trial, estimate, scoring, trials_of
 from tf_transformer.utils.files import write_text
 from trainers.command import as_path, load_tensorflow, options, positive, run_program
 
@@ -27,73 +27,57 @@ def append(path: Path, line: Line) -> None:
     write_text(path, "".join(f"{json.dumps(one)}\n" for one in (*read(path), line)))
 
 
-def folder_of(trial: Trial) -> str:
-    """Returns the name of a trial's folder, which holds its checkpoints until it is scored."""
-    return hashlib.sha256(json.dumps(trial.described, sort_keys=True).encode()).hexdigest()[:10]
-
-
-def next_trial(name: str, lines: list[Line], steps: int | None) -> Trial | None:
-    """Returns the first trial of an experiment that has not run."""
-    return next((trial for trial in trials_of(name, lines, steps) if not trial.line(lines)), None)
-
-
 def show_plan(names: list[str], lines: list[Line]) -> None:
     """Prints all trials in their order, with estimates. A trial of several experiments counts in the first."""
     seen, total = list[Trial](), 0.0
     for name in names:
         trials = [trial for trial in trials_of(name, lines) if trial not in seen]
         seen += trials
-        print(f"{name}: {len(trials)} trials")
         for trial in trials:
-            total += 0 if trial.line(lines) else estimate(trial) / 3600
-            state = "done" if trial.line(lines) else f"{estimate(trial) / 60:.0f} minutes"
-            print(f"  {json.dumps(trial.described) if trial.described else 'base'}: {state}")
-        print(f"  with these, {total:.1f} hours on one core")
+            left = 0.0 if trial.line(lines) else estimate(trial)
+            total += left
+            print(f"{name} {json.dumps(trial.described)}: {f'{left / 60:.0f} minutes' if left else 'done'}")
+        print(f"{name}: {len(trials)} trials. Up to here, {total / 3600:.1f} hours on one core")
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = options("run", __doc__, package="examples.claims")
     add = parser.add_argument
     add("--data", type=as_path, metavar="DIR", help="directory of the corpora")
-    add("--experiment", choices=[*EXPERIMENTS], metavar="NAME", help=f"{', '.join(EXPERIMENTS)} (all, in this order)")
+    add("--experiment", choices=NAMES, metavar="NAME", help=f"{', '.join(NAMES)} (all, in this order)")
     add("--hours", type=float, default=20.0, metavar="H", help="stop before so many hours have passed (20)")
-    add("--steps", type=positive, metavar="N", help="train so many steps, to try the programs (2,000)")
     add("--plan", action="store_true", help="print all trials and their estimated times, and stop")
     add("--run", type=as_path, default=Path("runs/claims"), metavar="DIR", help="run directory (runs/claims)")
-    add(
-        "--results",
-        type=as_path,
-        default=RESULTS,
-        metavar="FILE",
-        help="file of the lines (examples/claims/results.jsonl)",
-    )
+    add("--results", type=as_path, default=RESULTS, metavar="FILE", help="the lines (examples/claims/results.jsonl)")
+    add("--steps", type=positive, metavar="N", help="train so many steps, to try the program")
     args = parser.parse_args(argv)
-    names = [args.experiment] if args.experiment else [*EXPERIMENTS]
+    end = time.monotonic() + 3600 * args.hours
+    names = [args.experiment] if args.experiment else NAMES
     if not args.plan and not args.data:
         parser.error("expected --data DIR or --plan")
-    end = time.monotonic() + 3600 * args.hours
     load_tensorflow()
-    if args.plan:
-        return show_plan(names, read(args.results))
     import keras
 
     from examples.claims.measure import measure
     from tf_transformer.utils.terminal import TrainingInterrupted
 
+    if args.plan:
+        return show_plan(names, read(args.results))
     for name in names:
-        # Rates of later trials depend on lines of the first ones.
-        while trial := next_trial(name, read(args.results), args.steps):
-            reserved = estimate(trial) if trial.model == "pcfg" else SCORING[bool(trial.trees)]
-            print(f"\n{name}: {json.dumps(trial.described)}, about {estimate(trial) / 60:.0f} minutes", flush=True)
-            if time.monotonic() > end - reserved:
-                return print("no time left: run the same command again to resume")
+        # Later trials depend on the lines of the first ones.
+        while trials := trials_of(name, lines := read(args.results), args.steps):
+            trial = next((trial for trial in trials if not trial.line(lines)), None)
+            if not trial:
+                break
+            print(f"\n{name} {json.dumps(trial.described)}: about {estimate(trial) / 60:.0f} minutes", flush=True)
+            folder = args.run / hashlib.sha256(json.dumps(trial.described, sort_keys=True).encode()).hexdigest()[:10]
             keras.utils.clear_session()
-            folder = args.run / folder_of(trial)
             try:
-                line = measure(trial, args.data, folder, end - reserved)
+                if time.monotonic() > (last := end - scoring(trial)):
+                    raise TrainingInterrupted("no time left")
+                append(args.results, measure(trial, args.data, folder, last))
             except TrainingInterrupted as stop:
-                return print(f"{stop}: run the same command again to resume")
-            append(args.results, line)
+                return print(f"{stop}. To resume, run this command again.")
             shutil.rmtree(folder, ignore_errors=True)
         print(f"{name}: complete")
 

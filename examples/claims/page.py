@@ -1,0 +1,161 @@
+"""Write the results and pictures of docs/explanation/claims.md from the lines in examples/claims/results.jsonl."""
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from examples.claims.plan import NAMES, SIZES, Line, experiments
+from examples.claims.run import RESULTS, read
+from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.files import write_text
+from trainers.command import options, run_program
+
+PAGE = Path(__file__).parents[2] / "docs/explanation/claims.md"
+NOT_RUN, HOLDS, FAILS = "not run yet", "holds", "does not hold at this size"
+# What the paper's claims compare: "a > b" means that a scores higher, "a = b" that their difference is not significant.
+CLAIMS = {
+    "decoding": [
+        "last 5, beams 4, alpha 0.6 > last 1, beams 4, alpha 0.6",
+        "last 5, beams 4, alpha 0.6 > last 5, beams 1, alpha 0.0",
+        "last 5, beams 4, alpha 0.6 > last 5, beams 4, alpha 0.0",
+    ],
+    "positions": [
+        "sinusoids, short = learned, short",
+        *(f"sinusoids, long > {kind}, long" for kind in ("learned", "none")),
+    ],
+    "warmup": [f"norm {kind}, 600 steps > norm {kind}, 0 steps" for kind in ("after", "first")],
+    "regularization": [f"0.1 > {name} 0.0" for name in ("dropout", "label_smoothing")],
+    "tuning": [],
+    "parsing": [f"transformer, 10,000 trees > {kind}, 10,000 trees" for kind in ("lstm", "pcfg")],
+    "scaling": [f"d_k {d_k}, scaled {sign} d_k {d_k}, unscaled" for d_k, sign in ((16, "="), (64, ">"), (256, ">"))],
+    "cost": [f"transformer, {size} > {kind}, {size}" for size in SIZES for kind in ("lstm", "conv")],
+    "table3": [
+        *(f"base > {row}" for row in ("A_h1", "A_h32", "B_dk16", "C_N2", "D_drop0")),
+        *(f"{row} > base" for row in ("C_N8", "C_d1024", "big")),
+        "base = E_learned",
+    ],
+}
+# Columns after the score, which are fields of a line
+COLUMNS = {
+    "tuning": ("perplexity",),
+    "scaling": ("perplexity", "entropy", "gradient_norm"),
+    "parsing": ("parameters", "seconds"),
+    "cost": ("parameters", "perplexity", "flop", "seconds"),
+}
+FORMATS = {"parameters": ",", "seconds": ",.0f", "flop": ".1e"}
+AXES = {"cost": ("flop", "seconds"), "parsing": ("trees",)}  # of pictures. Others have bars.
+
+
+class Result(NamedTuple):
+    """Scores of trials that differ by seed: their lines, the mean score, and that of bootstrap samples."""
+
+    lines: list[Line]
+    value: float
+    samples: np.ndarray
+
+
+def results(name: str, lines: list[Line]) -> dict[str, Result]:
+    """Returns the results of an experiment that exist, by the name of the trials and of the test set."""
+    groups, by_label = experiments(lines)[name], dict[str, Result]()
+    for group, trials in groups.items():
+        ran = [line for trial in trials if (line := trial.line(lines))]
+        for part in ran[0]["scores"] if ran else ():
+            label = part if len(groups) == 1 else group if part in ("test", "dev") else f"{group}, {part}"
+            scores = [line["scores"][part] for line in ran]
+            samples = np.array([score["samples"] for score in scores])  # by seed and sample of sentences
+            # Equal numbers of seeds get equal samples of them, so that differences are of pairs.
+            seeds = np.random.default_rng(1).integers(0, len(ran), samples.shape)
+            value = np.mean([score.get("bleu", score.get("f1")) for score in scores])
+            by_label[label] = Result(ran, float(value), np.take_along_axis(samples, seeds, 0).mean(axis=0))
+    return by_label
+
+
+def bounds(samples: np.ndarray) -> Any:
+    return np.percentile(samples, (2.5, 97.5))
+
+
+def verdict(claim: str, by_label: dict[str, Result]) -> tuple[str, str]:
+    """Returns whether a claim holds, and the difference with its interval."""
+    first, second = re.split(" [>=] ", claim)
+    if not {first, second} <= by_label.keys():
+        return NOT_RUN, ""
+    a, b = by_label[first], by_label[second]
+    low, high = bounds(a.samples - b.samples)
+    holds = low > 0 if " > " in claim else low <= 0 <= high
+    return HOLDS if holds else FAILS, f"{a.value - b.value:+.2f} [{low:.2f}, {high:.2f}], "
+
+
+def render(name: str, lines: list[Line]) -> str:
+    """Returns the verdicts, the table and the picture of an experiment in Markdown."""
+    by_label, columns = results(name, lines), COLUMNS.get(name, ("perplexity",))
+    claims = {claim: verdict(claim, by_label) for claim in CLAIMS[name]}
+    states = {state for state, _ in claims.values()} | ({HOLDS} if by_label else {NOT_RUN})
+    text = (
+        f"**{next(state for state in (NOT_RUN, FAILS, HOLDS) if state in states).capitalize()}.**\n\n" if claims else ""
+    )
+    text += "".join(f"- {claim}: {difference}{state}\n" for claim, (state, difference) in claims.items())
+    if not by_label:
+        return text or f"{NOT_RUN.capitalize()}.\n"
+    score = "F1" if name == "parsing" else "BLEU"
+    rows = [["", "seeds", score, *(column.replace("_", " ") for column in columns)], ["---"] * (3 + len(columns))]
+    for label, (of_seeds, value, samples) in by_label.items():
+        low, high = bounds(samples)
+        cells = [_mean(of_seeds, column) for column in columns]
+        rows.append([label, str(len(of_seeds)), f"{value:.2f} [{low:.2f}, {high:.2f}]", *cells])
+    text += "\n" * bool(claims) + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return f"{text}\n![{score} by trial](claims-{name}.png)\n"
+
+
+def _mean(lines: list[Line], column: str) -> str:
+    values = [line[column] for line in lines if column in line]
+    return f"{np.mean(values):{FORMATS.get(column, '.2f')}}" if values else ""
+
+
+def rewritten(page: str, lines: list[Line]) -> str:
+    """Returns the page with the results of these lines, each between a comment with its name and `<!-- end -->`."""
+    for name in NAMES:
+        head, rest = page.split(f"<!-- {name} -->\n")
+        page = f"{head}<!-- {name} -->\n{render(name, lines)}{rest[rest.index('<!-- end -->') :]}"
+    return page
+
+
+def draw(name: str, by_label: dict[str, Result], path: Path) -> None:
+    """Draws the scores of an experiment with their intervals, as bars or against what they cost."""
+    import_extra("matplotlib", "pictures", "a picture").use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = AXES.get(name, ("",))
+    figure, axes = plt.subplots(
+        1, len(columns), figsize=(8, 0.2 * len(by_label) + 2), squeeze=False, layout="constrained"
+    )
+    for axis, column in zip(axes[0], columns, strict=True):
+        for kind in dict.fromkeys(label.split(",")[0] if column else "" for label in by_label):
+            chosen = {label: result for label, result in by_label.items() if label.startswith(kind)}
+            values = np.array([result.value for result in chosen.values()])
+            errors = np.abs(np.array([bounds(result.samples) for result in chosen.values()]).T - values)
+            if column:
+                x = [np.mean([(line | line["trial"])[column] for line in result.lines]) for result in chosen.values()]
+                axis.errorbar(x, values, errors, marker="o", capsize=3, label=kind)
+                axis.set(xscale="log", xlabel=column)
+                axis.legend()
+            else:
+                axis.barh([*chosen], values, xerr=errors)
+                axis.invert_yaxis()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def main(argv: list[str] | None = None) -> None:
+    options("page", __doc__, package="examples.claims").parse_args(argv)
+    lines = read(RESULTS)
+    write_text(PAGE, rewritten(PAGE.read_text(encoding="utf-8"), lines))
+    for name in NAMES:
+        if by_label := results(name, lines):
+            draw(name, by_label, PAGE.with_name(f"claims-{name}.png"))
+    print(f"written: {PAGE}")
+
+
+if __name__ == "__main__":
+    run_program(main)
