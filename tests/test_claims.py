@@ -1,0 +1,228 @@
+"""The experiments on the paper's claims: baselines, plan, driver and page."""
+
+import dataclasses
+import json
+import math
+import time
+
+import keras
+import numpy as np
+import pytest
+from conftest import array, close, normal
+
+import tf_transformer as tt
+from examples.claims import measure, page, pcfg, plan, run, variants
+from examples.claims.plan import Trial
+from tf_transformer.extensions.parsing.treebank import as_line, read_tree
+from tf_transformer.utils.terminal import TrainingInterrupted
+
+CONFIG = tt.TransformerConfig(2, 6, 10, 1, dropout=0.0, positions="learned", max_length=29, vocab_size=13)
+SOURCE, TARGET = np.array([[5, 7, 3, 11, 2], [6, 4, 2, 0, 0]]), np.array([[1, 8, 9, 4], [1, 12, 0, 0]])
+
+
+@pytest.fixture(params=["lstm", "conv"])
+def model(request):
+    model = variants.KINDS[request.param].model(CONFIG)
+    model.build()
+    for i, weight in enumerate(model.weights):  # no zeros
+        weight.assign(weight + 0.1 * normal(*weight.shape, seed=i))
+    return model
+
+
+def test_gradients_are_those_of_finite_differences(model):
+    import tensorflow as tf
+
+    factors = normal(2, 4, 13)
+    outputs = tf.function(lambda: model((SOURCE, TARGET)))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(outputs() * factors)
+    for weight, gradient in zip(model.trainable_weights, tape.gradient(loss, model.trainable_weights), strict=True):
+        value, direction, step = array(weight), normal(*weight.shape, seed=3), 1e-3
+        losses = []
+        for sign in (1, -1):
+            weight.assign(value + sign * step * direction)
+            losses.append(float(np.sum(array(outputs()).astype("float64") * factors)))
+        weight.assign(value)
+        expected = float(np.sum(array(tf.convert_to_tensor(gradient)) * direction))
+        assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(expected, rel=0.02, abs=0.02), weight.path
+
+
+def test_outputs_see_neither_later_tokens_nor_padding(model):
+    expected = array(model((SOURCE, TARGET)))
+    changed = TARGET.copy()
+    changed[:, 2:] = 10
+    close(array(model((SOURCE, changed)))[:, :2], expected[:, :2])
+    assert np.abs(array(model((SOURCE, changed)))[:, 2:] - expected[:, 2:]).max() > 0.01
+    close(array(model((SOURCE[1:, :3], TARGET[1:, :2])))[0], expected[1, :2], 1e-4, 1e-5)
+
+
+def test_a_search_scores_as_the_model(model):
+    """Each hypothesis's log-probability is that of its tokens, so each beam sees its own prefix."""
+    tokenizer = tt.Tokenizer.train_from_iterator(["ab ba", "a b"], 269)
+    model = type(model)(dataclasses.replace(CONFIG, vocab_size=tokenizer.vocab_size))
+    model.build()
+    translator = tt.Translator(model, tokenizer, length_penalty=0.0)
+    source = keras.ops.convert_to_tensor(SOURCE.astype("int32"))
+    outputs = translator.search(source, np.array([4, 2], "int32"), n_best=3, beam_size=3, max_length=5)
+    for row in range(2):
+        for beam in range(3):
+            ids = array(outputs.ids)[row, beam, : array(outputs.lengths)[row, beam]]
+            inputs = np.concatenate([[1], ids[:-1]])[None]
+            log_probs = keras.ops.log_softmax(model((SOURCE[row : row + 1], inputs)))
+            assert array(log_probs)[0, np.arange(len(ids)), ids].sum() == pytest.approx(
+                array(outputs.log_probs)[row, beam], abs=1e-4
+            )
+
+
+def test_operations_are_counted():
+    """Two for each product of a matmul. The matmuls are listed by their three sizes."""
+    S, T, d, V = 5, 7, 6, 13
+    half = d // 2
+    encoder = [(S, d, 4 * half), (S, half, 4 * half)] * 2 * 2  # input and state, two directions, two layers
+    decoder = [(T, d, 4 * d), (T, d, 4 * d), (T, 2 * d, 4 * d), (T, d, 4 * d)]
+    others = [(1, d, d), (T, d, d), (T, d, S), (T, S, d), (T, 2 * d, d), (T, d, V)]
+    expected = sum(2 * math.prod(sizes) for sizes in encoder + decoder + others)
+    assert variants.KINDS["lstm"].forward_flops(CONFIG, S, T) == expected
+    layer = [(S, 3 * d, 2 * d), (T, 3 * d, 2 * d), (T, d, d), (T, d, S), (T, S, d), (T, d, d)]
+    expected = sum(2 * math.prod(sizes) for sizes in layer * 2 + [(T, d, V)])
+    assert variants.KINDS["conv"].forward_flops(CONFIG, S, T) == expected
+
+
+def test_attention_without_scaling():
+    query, key, value = normal(2, 3, 5, 7), normal(2, 3, 4, 7, seed=1), normal(2, 3, 4, 6, seed=2)
+    logits = query @ key.swapaxes(-1, -2)
+    weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    close(variants.unscaled_attention(query, key, value)[0], weights @ value, 1e-4, 1e-5)
+    config = dataclasses.replace(CONFIG, num_heads=2)
+    models = [variants.KINDS[name].model(config) for name in ("transformer", "unscaled")]
+    for model in models:
+        model.build()
+    models[1].set_weights(models[0].get_weights())
+    outputs = [array(model((SOURCE, TARGET))) for model in models]
+    assert np.abs(outputs[0] - outputs[1]).max() > 1e-4
+
+
+def test_a_model_without_positions_ignores_the_order_of_the_source():
+    model = variants.Unordered(CONFIG)
+    model.build()
+    close(model((SOURCE, TARGET)), model((SOURCE[:, [1, 0, 2, 3, 4]], TARGET)), 1e-4, 1e-5)
+
+
+def test_the_rate_of_the_base_is_that_of_the_paper():
+    ramp, schedule = variants.Ramp((128 * 600) ** -0.5, 600, 600), tt.WarmupSchedule(128, 600)
+    for step in (0, 10, 599, 600, 1_999):
+        close(ramp(step), schedule(step))
+    assert float(variants.Ramp(0.004, 0, 600)(0)) == pytest.approx(0.004)
+
+
+def test_the_grammar_finds_the_most_probable_tree():
+    lines = [
+        "(TOP (S (NP (PRP She)) (VP (VBD saw) (NP (DT the) (NN dog)))))",
+        "(TOP (S (NP (PRP She)) (VP (VBD saw) (NP (DT the) (NN cat)))))",
+        "(TOP (S (NP (DT the) (NN dog)) (VP (VBD slept))))",
+    ]
+    grammar = pcfg.Grammar(map(read_tree, lines))
+    assert [as_line(grammar.parse(read_tree(line).leaves())) for line in lines] == lines
+    assert as_line(grammar.parse(["the"])) == "(TOP (DT the))"  # not a sentence of the grammar
+    words = ["She", "saw", "the", "frog"]  # a word without a tree
+    assert grammar.parse(words).leaves() == words
+
+
+def test_the_plan_fits_twenty_hours_and_compares_equal_sizes():
+    trials = {json.dumps(trial.described): trial for name in plan.NAMES for trial in plan.trials_of(name, [])}
+    assert sum(map(plan.estimate, trials.values())) < 20 * 3_600
+    for trained in (*plan.SIZES.values(), plan.PARSERS):
+        trees = 7 if trained is plan.PARSERS else None
+        counts = []
+        for kind, config in trained.items():
+            model = variants.KINDS[kind].model(Trial(kind, config, trees=trees).configuration)
+            model.build()
+            counts.append(model.count_params())
+        assert max(counts) < 1.03 * min(counts)
+
+
+def test_rates_are_tuned_by_perplexity():
+    trials = [trial for (trial,) in plan.tuning().values()]
+    lines = [{"trial": trial.described, "perplexity": abs(trial.rate - 0.004)} for trial in trials]
+    assert plan.tuned("lstm", lines[:-3]) == {"model": "lstm", "rate": 0.004}
+    assert plan.tuned("conv", lines[:-3]) == {"model": "conv", "rate": 0.002}
+
+
+def test_a_finished_trial_is_not_run_again(tmp_path, monkeypatch, capsys):
+    ran = []
+
+    def fake(trial, data, folder, deadline):
+        if len(ran) == 3:
+            raise TrainingInterrupted("stopped")
+        ran.append(trial)
+        return {"trial": trial.described}
+
+    monkeypatch.setattr(measure, "measure", fake)
+    argv = ["--data", str(tmp_path), "--experiment", "positions", "--results", str(tmp_path / "lines.jsonl")]
+    run.main(argv)
+    assert "run this command again" in capsys.readouterr().out
+    ran.clear()
+    run.main(argv)
+    assert ran == plan.trials_of("positions", [])[3:]
+    assert [line["trial"] for line in run.read(tmp_path / "lines.jsonl")] == [
+        trial.described for trial in plan.trials_of("positions", [])
+    ]
+    run.main([*argv[:2], "--hours", "0"])
+    assert "no time left" in capsys.readouterr().out
+
+
+def write_data(folder):
+    tt.toy_corpus.write_corpus(folder / "multi30k", train=211, dev=19, test=13)
+    for language in ("en", "de"):
+        (folder / f"multi30k/test.{language}").rename(folder / f"multi30k/test2016.{language}")
+
+
+@pytest.mark.program
+def test_a_stopped_trial_ends_as_one_that_was_not(unscored, tmp_path):
+    write_data(tmp_path)
+    small = {"num_layers": 1, "num_heads": 1, "d_model": 8, "d_ff": 16, "vocab_size": 400}
+    trial = Trial("lstm", small, steps=4, checkpoints=2)
+    expected = measure.measure(trial, tmp_path, tmp_path / "whole")
+    with pytest.raises(TrainingInterrupted):
+        measure.measure(trial, tmp_path, tmp_path / "stopped", deadline=time.monotonic())
+    assert measure.measure(trial, tmp_path, tmp_path / "stopped") | {"seconds": 0} == expected | {"seconds": 0}
+    assert len(expected["scores"]["test"]["samples"]) == measure.SAMPLES
+
+
+def line_of(trial, bleu, samples):
+    return {"trial": trial.described, "perplexity": 7.0, "scores": {"test": {"bleu": bleu, "samples": samples}}}
+
+
+def test_verdicts_are_those_of_intervals():
+    samples = np.random.default_rng(0).normal(30, 1, (2, 200)).round(2)
+    groups = plan.experiments([])["regularization"]
+    lines = [line_of(trial, 30.0, list(row)) for trial, row in zip(groups["0.1"], samples, strict=True)]
+    assert "**Not run yet.**" in page.render("regularization", lines)
+    lines += [line_of(trial, 28.0, list(row - 2)) for trial, row in zip(groups["dropout 0.0"], samples, strict=True)]
+    lines += [line_of(groups["label_smoothing 0.0"][0], 29.0, list(samples[0] + 3))]
+    text = page.render("regularization", lines)
+    assert "**Does not hold at this size.**" in text
+    assert "0.1 > dropout 0.0: +2.00 [2.00, 2.00], holds" in text  # pairs: all samples differ by 2
+    one_seed = page.results("regularization", lines)["label_smoothing 0.0"]
+    close(page.bounds(one_seed.samples), np.percentile(samples[0] + 3, (2.5, 97.5)))
+    both = page.results("regularization", lines)["0.1"]
+    assert both.value == 30 and samples.std() / 1.6 < both.samples.std() < samples.std()
+
+
+def test_the_page_shows_the_lines():
+    text = page.PAGE.read_text(encoding="utf-8")
+    lines = run.read(run.RESULTS)
+    assert page.rewritten(text, lines) == text
+    for name in plan.NAMES:
+        assert page.PAGE.with_name(f"claims-{name}.png").exists() == bool(page.results(name, lines))
+    for line in lines:
+        assert line.keys() >= {"trial", "version", "machine", "seconds", "scores"} and "/" not in line["machine"]
+        assert any(trial.line([line]) for name in plan.NAMES for trial in plan.trials_of(name, lines)), line["trial"]
+
+
+def test_pictures_have_bars_or_costs(tmp_path):
+    for name in ("regularization", "cost"):
+        trials = plan.trials_of(name, [])
+        lines = [line_of(trial, 30.0, [29.0, 31.0]) | {"flop": 7e9, "seconds": 5} for trial in trials]
+        page.draw(name, page.results(name, lines), tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").stat().st_size > 1_000
