@@ -81,8 +81,8 @@ def measure(trial: Trial, data: Path, folder: Path, deadline: float = math.inf) 
     columns = trainer.fit().history
     last = {name: values[-1] for name, values in columns.items()}
     tokenizer, model = tt.Tokenizer.load(trainer.run.path / "tokenizer.model"), trainer.averaged(1)
-    training_set = trainer.corpus.batches(Batching(tokenizer, BATCH_TOKENS, trial.seed)).summary()
-    source, target = (tokens / training_set.pairs for tokens in training_set.tokens)
+    text = trainer.corpus.batches(Batching(tokenizer, BATCH_TOKENS, trial.seed)).summary()
+    source, target = text.source_tokens / text.pairs, text.target_tokens / text.pairs
     flops = KINDS[trial.model].forward_flops(trainer.config, round(source), round(target))
     line |= {
         "parameters": model.count_params(),
