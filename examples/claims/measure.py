@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
 
 import tf_transformer as tt
 from examples.claims.pcfg import Grammar
@@ -26,14 +25,15 @@ from tf_transformer.extensions.parsing import evalb
 from tf_transformer.extensions.parsing.corpus import words_of
 from tf_transformer.extensions.parsing.parser import RUN_OPTIONS
 from tf_transformer.extensions.parsing.treebank import as_line, read_tree, read_trees
+from tf_transformer.tokenizers.tokenizer import EOS_ID
 from tf_transformer.training.losses import average_weights
 from tf_transformer.utils.files import write_json, write_text
 from tf_transformer.utils.reading import read_json
 from tf_transformer.utils.terminal import TrainingInterrupted
 
 SAMPLES = 200  # of the bootstrap over sentences, the same sentences for all trials
-SEARCH = {"beam_size": 4, "length_penalty": 0.6}
-LONG = range(13, 31)  # words of long sentences
+SEARCH: dict[str, Any] = {"beam_size": 4, "length_penalty": 0.6}
+ALL, LONG = range(1_000), range(13, 31)  # words of sentences
 
 
 @dataclasses.dataclass
@@ -68,7 +68,7 @@ def measure(trial: Trial, data: Path, folder: Path, deadline: float = math.inf) 
     Raises:
         TrainingInterrupted: If the deadline, of `time.monotonic`, passed before the trial was trained and scored.
     """
-    line = {"trial": trial.described, "version": tt.__version__, "machine": machine()}
+    line: dict[str, Any] = {"trial": trial.described, "version": tt.__version__, "machine": machine()}
     if trial.model == "pcfg":
         return line | _grammar(trial, data)
     trainer = trainer_of(trial, data, folder)
@@ -92,9 +92,10 @@ def measure(trial: Trial, data: Path, folder: Path, deadline: float = math.inf) 
         "gradient_norm": round(float(np.mean(columns["gradient_norm"])), 3),
     }
     if trial.trees:
-        return line | {"scores": _parse(data, tt.Parser(tt.Translator(model, tokenizer, **RUN_OPTIONS)))}
+        options: dict[str, Any] = RUN_OPTIONS
+        return line | {"scores": _parse(data, tt.Parser(tt.Translator(model, tokenizer, **options)))}
     if trial.model in ("transformer", "unscaled"):
-        line["entropy"] = round(entropy(model, tokenizer.encode(trainer.corpus.dev[0][:64])), 3)
+        line["entropy"] = round(entropy(model, trainer.corpus.dev[0][:64], tokenizer), 3)
     return line | {"scores": _translate(trial, trainer, data, deadline)}
 
 
@@ -106,7 +107,7 @@ def machine() -> str:
 
 
 def trainer_of(trial: Trial, data: Path, folder: Path) -> KindTrainer:
-    config, corpus = trial.configuration, _treebank(trial, data, folder) if trial.trees else _texts(trial, data)
+    config, corpus = trial.configuration, _corpus(trial, data, folder)
     recipe = tt.Recipe(
         steps=trial.steps,
         batch_tokens=TREE_BATCH_TOKENS if trial.trees else BATCH_TOKENS,
@@ -119,28 +120,28 @@ def trainer_of(trial: Trial, data: Path, folder: Path) -> KindTrainer:
     )
     file = folder.parent / "tokenizer.model"  # one of all translators
     if not trial.trees and not file.exists():
-        tt.sources.TextSource(*_files(data, "train")).train_tokenizer(config.vocab_size, recipe.tokenizer).save(file)
+        _corpus(Trial(), data, folder).train_tokenizer(config.vocab_size, recipe.tokenizer).save(file)
     tokenizer = None if trial.trees else tt.Tokenizer.load(file)
     schedule = Ramp(trial.rate or (config.d_model * WARMUP) ** -0.5, trial.warmup, WARMUP)
     return KindTrainer(folder, config, corpus, recipe, schedule=schedule, tokenizer=tokenizer, kind=trial.model)
 
 
-def _files(data: Path, name: str) -> tuple[Path, Path]:
-    return data / f"multi30k/{name}.en", data / f"multi30k/{name}.de"
+def _pairs(data: Path, name: str, words: range) -> Texts:
+    """Returns the pairs of a text with so many source words."""
+    files = [data / f"multi30k/{name}.{language}" for language in ("en", "de")]
+    both = zip(*tt.data.read_text_pairs(files[0], files[1]), strict=True)
+    pairs = [pair for pair in both if len(pair[0].split()) in words]
+    return [source for source, _ in pairs], [target for _, target in pairs]
 
 
-def _pairs(data: Path, name: str, words: range = range(1_000)) -> Texts:
-    """Returns the pairs of a file with so many source words."""
-    both = zip(*tt.data.read_text_pairs(*_files(data, name)), strict=True)
-    sources, targets = zip(*(pair for pair in both if len(pair[0].split()) in words), strict=True)
-    return list(sources), list(targets)
-
-
-def _texts(trial: Trial, data: Path) -> Corpus:
-    if not trial.words:
-        return Corpus(tt.sources.TextSource(*_files(data, "train")), _pairs(data, "dev"))
-    words = range(trial.words + 1)
-    return Corpus(MemorySource(*_pairs(data, "train", words)), _pairs(data, "dev", words))
+def _corpus(trial: Trial, data: Path, folder: Path) -> Corpus:
+    if not trial.trees:
+        words = range(trial.words + 1) if trial.words else ALL
+        return Corpus(MemorySource(*_pairs(data, "train", words)), _pairs(data, "dev", words))
+    part = folder.with_suffix(".trees")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    write_text(part, "".join(f"{line}\n" for line in _trees(trial, data)))
+    return tt.TreebankCorpus([part], [data / "treebank/gum.dev.trees"])
 
 
 def _trees(trial: Trial, data: Path) -> list[str]:
@@ -149,34 +150,28 @@ def _trees(trial: Trial, data: Path) -> list[str]:
     return lines[:: max(1, len(lines) // (trial.trees or 1))][: trial.trees]
 
 
-def _treebank(trial: Trial, data: Path, folder: Path) -> Corpus:
-    part = folder.with_suffix(".trees")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    write_text(part, "".join(f"{line}\n" for line in _trees(trial, data)))
-    return tt.TreebankCorpus([part], [data / "treebank/gum.dev.trees"])
-
-
 def _translate(trial: Trial, trainer: KindTrainer, data: Path, deadline: float) -> dict[str, Any]:
     """Returns scores by name of test set or search. Those made before the deadline are in scores.json."""
-    tests = {"test": (1, SEARCH, _pairs(data, "test2016"))}
-    if trial.words:
-        parts = {"short": range(trial.words + 1), "long": LONG}
-        tests = {name: (1, SEARCH, _pairs(data, "test2016", words)) for name, words in parts.items()}
+    parts = {"short": range(trial.words + 1), "long": LONG} if trial.words else {"test": ALL}
+    tests: dict[str, Any] = {name: (1, SEARCH, _pairs(data, "test2016", words)) for name, words in parts.items()}
     if trial.checkpoints == DECODED:
-        searches = [(1, 0.0), *((beams, alpha) for beams in (4, 8) for alpha in (0.0, 0.6, 1.0))]
+        searches = [(1, 0.0), *((K, alpha) for K in (4, 8) for alpha in (0.0, 0.6, 1.0))]
         tests = {
-            f"last {last}, beams {beams}, alpha {alpha}": (last, {"beam_size": beams, "length_penalty": alpha}, test)
-            for _, _, test in tests.values()
+            f"last {last}, beams {K}, alpha {alpha}": (
+                last,
+                {"beam_size": K, "length_penalty": alpha},
+                tests["test"][2],
+            )
             for last in (1, 5, DECODED)
-            for beams, alpha in searches
+            for K, alpha in searches
         }
-    file = trainer.run.path / "scores.json"
+    file, tokenizer = trainer.run.path / "scores.json", tt.Tokenizer.load(trainer.run.path / "tokenizer.model")
     scores = read_json(file) if file.exists() else {}
     for name, (last, search, (sources, references)) in tests.items():
         if name not in scores:
             if time.monotonic() > deadline:
                 raise TrainingInterrupted("stopped before a translation", signal.SIGTERM)
-            translator = tt.Translator(trainer.averaged(last), trainer.tokenizer, **search)
+            translator = tt.Translator(trainer.averaged(last), tokenizer, **search)
             scores[name] = scored(translator(sources), references)
             write_json(file, scores)
     return scores
@@ -186,8 +181,8 @@ def scored(outputs: list[str], references: list[str]) -> dict[str, Any]:
     """Returns BLEU and chrF, and BLEU of each sample of the bootstrap."""
     metric = BLEU()
     stats = metric._extract_corpus_statistics(outputs, [references])
-    chrf = round(CHRF().corpus_score(outputs, [references]).score, 2)
-    return bootstrap("bleu", stats, lambda sums: metric._compute_score_from_stats(sums).score) | {"chrf": chrf}
+    scores = bootstrap("bleu", stats, lambda sums: metric._compute_score_from_stats(sums).score)
+    return scores | {"chrf": round(tt.bleu.chrf(outputs, references).value, 2)}
 
 
 def bootstrap(name: str, stats: Sequence[Sequence[float]], score: Callable[[list[Any]], float]) -> dict[str, Any]:
@@ -198,9 +193,10 @@ def bootstrap(name: str, stats: Sequence[Sequence[float]], score: Callable[[list
     return {name: value, "samples": values}
 
 
-def entropy(model: tt.Transformer, ids: list[list[int]]) -> float:
+def entropy(model: tt.Transformer, texts: list[str], tokenizer: tt.Tokenizer) -> float:
     """Returns the mean entropy in nats of the weights of the encoder's attention."""
-    _, mask, scores = model.encode(padded(ids), return_attention_scores=True)
+    ids = padded([[*row, EOS_ID] for row in tokenizer.encode(texts)])
+    _, mask, scores = model.encode(ids, return_attention_scores=True)
     weights = np.stack(list(map(keras.ops.convert_to_numpy, scores)), axis=1)  # [B, N, h, S, S]
     entropies = -np.sum(weights * np.log(np.maximum(weights, 1e-30)), axis=-1)
     return float(np.moveaxis(entropies, -1, 1)[keras.ops.convert_to_numpy(mask)].mean())

@@ -28,8 +28,15 @@ class WithoutPositions(PositionalEmbedding):
     def encoding(self, position: Tensor) -> Any:
         return ops.zeros((1, self.d_model))
 
-    def encoding_of(self, x: Tensor) -> Any:
-        return ops.zeros((1, self.d_model))
+    encoding_of = encoding  # type: ignore[assignment]
+
+
+class Unordered(Transformer):
+    """Transformer without positions."""
+
+    def make_embedding(self) -> PositionalEmbedding:
+        config = self.config
+        return WithoutPositions(config.vocab_size, config.d_model, dropout=config.dropout, name="embedding")
 
 
 class Baseline(Transformer):
@@ -59,9 +66,10 @@ class Baseline(Transformer):
 
     def decode_step(self, target: Tensor, cache: list[DecoderCache], *inputs: Tensor, **_: Any) -> tuple[Any, ...]:
         memory_mask, position, slot, attention_mask, softmax_weights = inputs
-        (layer,), (B, K) = cache, ops.shape(target)
+        ((slots, encoded),), (B, K) = cache, ops.shape(target)
+        assert encoded
         new = ops.cast(target, "float32")[:, None, :, None]
-        slots = layer.target.write(slot, KeyValue(new, new))
+        slots = slots.write(slot, KeyValue(new, new))
         # A hypothesis sees as many slots as it has tokens. Top-k of 0 and 1 returns them in order.
         _, chosen = sorted_top_k(ops.cast(attention_mask, "int32"), ops.reshape(position, ()) + 1)
         ids = ops.reshape(gather(ops.cast(slots.key[:, 0, :, 0], "int32"), chosen, batch_dims=1), (B * K, -1))
@@ -71,10 +79,10 @@ class Baseline(Transformer):
             sizes = ops.shape(part)[1:]
             return ops.reshape(ops.broadcast_to(part[:, None], (B, K, *sizes)), (B * K, *sizes))
 
-        memory, mask = by_beam(layer.memory.key[:, 0]), by_beam(memory_mask)
+        memory, mask = by_beam(encoded.key[:, 0]), by_beam(memory_mask)
         x, weights = self.outputs(self.embedding.embed(ids), memory, mask, False)
         logits = self.logits(ops.reshape(x[:, -1], (B, K, x.shape[-1])), softmax_weights)
-        return logits, [DecoderCache(slots, layer.memory)], [], [ops.reshape(weights[:, -1], (B, 1, K, -1))]
+        return logits, [DecoderCache(slots, encoded)], [], [ops.reshape(weights[:, -1], (B, 1, K, -1))]
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Scored:
@@ -89,9 +97,7 @@ class Recurrent(Baseline):
     As in GNMT (Wu et al. 2016), the context is an input of the other layers. So all target tokens attend at once.
     """
 
-    def make_embedding(self) -> PositionalEmbedding:
-        config = self.config
-        return WithoutPositions(config.vocab_size, config.d_model, dropout=config.dropout, name="embedding")
+    make_embedding = Unordered.make_embedding
 
     def build(self, input_shape: Shape = None) -> None:
         d, numbers = self.config.d_model, range(self.config.num_layers)

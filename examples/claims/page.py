@@ -1,8 +1,9 @@
 """Write the results and pictures of docs/explanation/claims.md from the lines in examples/claims/results.jsonl."""
 
+import functools
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from tf_transformer.utils.files import write_text
 from trainers.command import options, run_program
 
 PAGE = Path(__file__).parents[2] / "docs/explanation/claims.md"
+bounds = functools.partial(np.percentile, q=(2.5, 97.5))
 NOT_RUN, HOLDS, FAILS = "not run yet", "holds", "does not hold at this size"
 # What the paper's claims compare: "a > b" means that a scores higher, "a = b" that their difference is not significant.
 CLAIMS = {
@@ -72,10 +74,6 @@ def results(name: str, lines: list[Line]) -> dict[str, Result]:
     return by_label
 
 
-def bounds(samples: np.ndarray) -> Any:
-    return np.percentile(samples, (2.5, 97.5))
-
-
 def verdict(claim: str, by_label: dict[str, Result]) -> tuple[str, str]:
     """Returns whether a claim holds, and the difference with its interval."""
     first, second = re.split(" [>=] ", claim)
@@ -90,27 +88,22 @@ def verdict(claim: str, by_label: dict[str, Result]) -> tuple[str, str]:
 def render(name: str, lines: list[Line]) -> str:
     """Returns the verdicts, the table and the picture of an experiment in Markdown."""
     by_label, columns = results(name, lines), COLUMNS.get(name, ("perplexity",))
-    claims = {claim: verdict(claim, by_label) for claim in CLAIMS[name]}
-    states = {state for state, _ in claims.values()} | ({HOLDS} if by_label else {NOT_RUN})
-    text = (
-        f"**{next(state for state in (NOT_RUN, FAILS, HOLDS) if state in states).capitalize()}.**\n\n" if claims else ""
-    )
-    text += "".join(f"- {claim}: {difference}{state}\n" for claim, (state, difference) in claims.items())
     if not by_label:
-        return text or f"{NOT_RUN.capitalize()}.\n"
+        return f"**{NOT_RUN.capitalize()}.** {'; '.join(CLAIMS[name])}\n"
+    claims = {claim: verdict(claim, by_label) for claim in CLAIMS[name]}
+    states = [state for state, _ in claims.values()]
+    outcome = min(states, key=(NOT_RUN, FAILS, HOLDS).index, default="for the other experiments")
+    text = f"**{outcome.capitalize()}.**\n\n"
+    text += "".join(f"- {claim}: {difference}{state}\n" for claim, (state, difference) in claims.items())
     score = "F1" if name == "parsing" else "BLEU"
     rows = [["", "seeds", score, *(column.replace("_", " ") for column in columns)], ["---"] * (3 + len(columns))]
     for label, (of_seeds, value, samples) in by_label.items():
         low, high = bounds(samples)
-        cells = [_mean(of_seeds, column) for column in columns]
+        means = {column: np.mean([line[column] for line in of_seeds]) for column in columns if column in of_seeds[0]}
+        cells = [f"{means[column]:{FORMATS.get(column, '.2f')}}" if column in means else "" for column in columns]
         rows.append([label, str(len(of_seeds)), f"{value:.2f} [{low:.2f}, {high:.2f}]", *cells])
-    text += "\n" * bool(claims) + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    text += "\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
     return f"{text}\n![{score} by trial](claims-{name}.png)\n"
-
-
-def _mean(lines: list[Line], column: str) -> str:
-    values = [line[column] for line in lines if column in line]
-    return f"{np.mean(values):{FORMATS.get(column, '.2f')}}" if values else ""
 
 
 def rewritten(page: str, lines: list[Line]) -> str:
@@ -127,22 +120,20 @@ def draw(name: str, by_label: dict[str, Result], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     columns = AXES.get(name, ("",))
-    figure, axes = plt.subplots(
-        1, len(columns), figsize=(8, 0.2 * len(by_label) + 2), squeeze=False, layout="constrained"
-    )
+    figure, axes = plt.subplots(1, len(columns), figsize=(8, 5), squeeze=False, layout="constrained")
     for axis, column in zip(axes[0], columns, strict=True):
-        for kind in dict.fromkeys(label.split(",")[0] if column else "" for label in by_label):
+        for kind in {label.split(",")[0]: None for label in by_label} if column else ("",):
             chosen = {label: result for label, result in by_label.items() if label.startswith(kind)}
-            values = np.array([result.value for result in chosen.values()])
-            errors = np.abs(np.array([bounds(result.samples) for result in chosen.values()]).T - values)
-            if column:
-                x = [np.mean([(line | line["trial"])[column] for line in result.lines]) for result in chosen.values()]
-                axis.errorbar(x, values, errors, marker="o", capsize=3, label=kind)
-                axis.set(xscale="log", xlabel=column)
-                axis.legend()
-            else:
-                axis.barh([*chosen], values, xerr=errors)
-                axis.invert_yaxis()
+            values = [result.value for result in chosen.values()]
+            errors = np.abs(np.transpose([bounds(result.samples) for result in chosen.values()]) - values)
+            costs = [np.mean([(line | line["trial"]).get(column, 0) for line in one.lines]) for one in chosen.values()]
+            axis.errorbar(
+                costs if column else [*chosen], values, errors, fmt="o-" if column else "o", capsize=3, label=kind
+            )
+        axis.tick_params("x", rotation=0 if column else 90)
+        if column:
+            axis.set(xscale="log", xlabel=column)
+            axis.legend()
     figure.savefig(path, dpi=100)
     plt.close(figure)
 

@@ -20,24 +20,20 @@ IMPOSSIBLE = -1e9  # log-probability
 CHAIN = "@"  # joins the labels of a chain of unary rules
 
 
-def word_class(word: str) -> str:
-    """Returns the class of a rare word: its shape, and its last two letters."""
-    shape = "digit" if re.search(r"\d", word) else "upper" if word[:1].isupper() else "lower"
-    return f"<{shape} {word[-2:].lower() if word.isalpha() else ''}>"
-
-
 class Grammar:
     """Grammar of normalized trees, which have the root TOP. Axes: M splits of a span, R rules, N labels."""
 
     def __init__(self, trees: Iterable["Tree"]) -> None:
         from nltk import Nonterminal, induce_pcfg
 
-        trees = [self._binarized(tree) for tree in trees]
+        trees = [(tree[0] if len(tree) == 1 else tree).copy(deep=True) for tree in trees]
         counts = Counter(word for tree in trees for word in tree.leaves())
         self.known = {word for word, count in counts.items() if count > 1}
         for tree in trees:
+            tree.collapse_unary(collapsePOS=True, collapseRoot=True, joinChar=CHAIN)
+            tree.chomsky_normal_form(horzMarkov=1)
             for position in tree.treepositions("leaves"):
-                tree[position] = self._known(tree[position])
+                tree[position] = self.known_word(tree[position])
         rules = induce_pcfg(Nonterminal(ROOT), [rule for tree in trees for rule in tree.productions()]).productions()
         self.labels = sorted({str(rule.lhs()) for rule in rules})
         ids = {label: i for i, label in enumerate(self.labels)}
@@ -59,14 +55,10 @@ class Grammar:
                 tags[ids[str(rule.lhs())]] = rule.logprob() * np.log(2)
         self.unseen = np.logaddexp.reduce([*self.tags.values()])  # of a class of words that no tree has
 
-    def _binarized(self, tree: "Tree") -> "Tree":
-        tree = tree[0].copy(deep=True) if len(tree) == 1 else tree.copy(deep=True)
-        tree.collapse_unary(collapsePOS=True, collapseRoot=True, joinChar=CHAIN)
-        tree.chomsky_normal_form(horzMarkov=1)
-        return tree
-
-    def _known(self, word: str) -> str:
-        return word if word in self.known else word_class(word)
+    def known_word(self, word: str) -> str:
+        """Returns a word, or if it is rare its class: its shape and its last two letters."""
+        shape = "digit" if re.search(r"\d", word) else "upper" if word[:1].isupper() else "lower"
+        return word if word in self.known else f"<{shape} {word[-2:].lower() if word.isalpha() else ''}>"
 
     def parse(self, words: Sequence[str]) -> "Tree":
         """Returns the most probable tree, or a flat one of the most probable tags if the grammar has none."""
@@ -75,7 +67,7 @@ class Grammar:
         n = len(words)
         scores = np.full((n, n + 1, len(self.labels)), IMPOSSIBLE)
         for i, word in enumerate(words):
-            scores[i, i + 1] = self.tags.get(self._known(word), self.unseen)
+            scores[i, i + 1] = self.tags.get(self.known_word(word), self.unseen)
         for width in range(2, n + 1):
             for i in range(n - width + 1):
                 best = self._by_rule(scores, i, i + width).max(axis=0)

@@ -17,48 +17,31 @@ DISAGREE = ("A_h1", "C_N8", "D_drop2", "E_learned", "big")  # rows that disagree
 RATES = (0.001, 0.002, 0.004)  # peaks of the learning rate among which each kind of model is tuned
 LSTM: dict[str, Any] = {"num_layers": 2, "num_heads": 1}
 CONV: dict[str, Any] = {"num_layers": 4, "num_heads": 1, "positions": "learned"}
-# Configurations of about equal numbers of parameters, by size and kind
-SIZES: dict[str, dict[str, dict[str, Any]]] = {
-    "small": {
-        "transformer": {"d_model": 64, "d_ff": 256},
-        "lstm": LSTM | {"d_model": 84},
-        "conv": CONV | {"d_model": 72},
-    },
-    "medium": {"transformer": {}, "lstm": LSTM | {"d_model": 180}, "conv": CONV | {"d_model": 150}},
-    "large": {
-        "transformer": {"d_model": 192, "d_ff": 768},
-        "lstm": LSTM | {"d_model": 278},
-        "conv": CONV | {"d_model": 228},
-    },
+WIDTHS = {"small": (64, 84, 72), "medium": (128, 180, 150), "large": (192, 278, 228)}  # equal numbers of parameters
+SIZES = {
+    size: {
+        "transformer": {"d_model": d, "d_ff": 4 * d},
+        "lstm": LSTM | {"d_model": lstm},
+        "conv": CONV | {"d_model": conv},
+    }
+    for size, (d, lstm, conv) in WIDTHS.items()
 }
 PARSERS: dict[str, dict[str, Any]] = {"transformer": {}, "lstm": LSTM | {"d_model": 154}}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings of a training.
+    """Settings of a training."""
 
-    Attributes:
-        model: Name in `variants.KINDS`, or "pcfg".
-        config: Changes to the configuration of Table 3's base, or of `parsing_small` for a trial with trees.
-        seed: Random seed of weights, dropout and order.
-        rate: Peak of the learning rate. `None` means that of equation (3).
-        warmup: Steps of the warm-up. The rate decays as after 600 steps.
-        steps: Updates.
-        checkpoints: Checkpoints to keep.
-        words: Maximum number of source words of a training pair.
-        trees: Number of training trees, for a parser.
-    """
-
-    model: str = "transformer"
-    config: dict[str, Any] = field(default_factory=dict)
+    model: str = "transformer"  # name in `variants.KINDS`, or "pcfg"
+    config: dict[str, Any] = field(default_factory=dict)  # changes to Table 3's base, or with trees `parsing_small`
     seed: int = 1
-    rate: float | None = None
-    warmup: int = WARMUP
+    rate: float | None = None  # peak of the learning rate, by default that of equation (3)
+    warmup: int = WARMUP  # steps. The rate always decays as after 600.
     steps: int = 2_000
-    checkpoints: int = 4
-    words: int | None = None
-    trees: int | None = None
+    checkpoints: int = 4  # to keep
+    words: int | None = None  # maximum number of source words of a training pair
+    trees: int | None = None  # number of training trees, for a parser
 
     @property
     def described(self) -> dict[str, Any]:
@@ -84,10 +67,10 @@ def seeds(count: int, **settings: Any) -> list[Trial]:
 
 
 def tuning() -> Groups:
-    small = SIZES["small"].items()
-    return {
-        f"{kind}, {rate}": seeds(1, model=kind, config=config, rate=rate) for kind, config in small for rate in RATES
-    }
+    options = [
+        {"model": kind, "config": config, "rate": rate} for kind, config in SIZES["small"].items() for rate in RATES
+    ]
+    return {f"{option['model']}, {option['rate']}": seeds(1, **option) for option in options}
 
 
 def tuned(kind: str, lines: list[Line]) -> dict[str, Any]:
@@ -97,16 +80,10 @@ def tuned(kind: str, lines: list[Line]) -> dict[str, Any]:
     return {"model": kind, "rate": min(ran)[1] if ran else RATES[1]}
 
 
-def parsing(trees: int, lines: list[Line]) -> Groups:
-    groups = {f"pcfg, {trees:,} trees": seeds(1, model="pcfg", trees=trees)}
-    for kind, config in PARSERS.items():
-        groups[f"{kind}, {trees:,} trees"] = seeds(1, trees=trees, steps=3_000, config=config, **tuned(kind, lines))
-    return groups
-
-
 def experiments(lines: list[Line]) -> dict[str, Groups]:
     """Returns the experiments, the cheapest first, and tuning before those that need it."""
     rates = [(name, rate) for name in ("dropout", "label_smoothing") for rate in (0.0, 0.2)]
+    parsers = {kind: {"config": config, "steps": 3_000, **tuned(kind, lines)} for kind, config in PARSERS.items()}
     return {
         "decoding": {"one run": seeds(1, checkpoints=DECODED)},
         "positions": {
@@ -121,7 +98,11 @@ def experiments(lines: list[Line]) -> dict[str, Groups]:
         },
         "regularization": {"0.1": seeds(2)} | {f"{name} {rate}": seeds(2, config={name: rate}) for name, rate in rates},
         "tuning": tuning(),
-        "parsing": parsing(1_000, lines) | parsing(3_000, lines) | parsing(10_000, lines),
+        "parsing": {
+            f"{kind}, {trees:,} trees": seeds(1, trees=trees, **({"model": kind} if kind == "pcfg" else parsers[kind]))
+            for trees in (1_000, 3_000, 10_000)
+            for kind in ("pcfg", *PARSERS)
+        },
         "scaling": {
             f"d_k {d_k}, {model}": seeds(2, model=kind, config={"num_heads": 2, "d_k": d_k})
             for d_k in (16, 64, 256)
@@ -145,10 +126,9 @@ NAMES = [*experiments([])]
 def trials_of(name: str, lines: list[Line], steps: int | None = None) -> list[Trial]:
     """Returns the trials of an experiment in their order: first seeds first. `steps` replaces the steps of each."""
     needed = trials_of("tuning", lines, steps) if name in ("parsing", "cost") else []
-    groups = experiments(lines)[name].values()
-    trials = sorted((trial for group in groups for trial in group), key=lambda trial: trial.seed)
-    if name == "table3":  # all seeds of the first rows, before the other rows
-        trials = [trial for group in groups for trial in group]
+    trials = [trial for group in experiments(lines)[name].values() for trial in group]
+    if name != "table3":  # whose first rows have all their seeds before the other rows
+        trials.sort(key=lambda trial: trial.seed)
     return needed + [dataclasses.replace(trial, steps=steps or trial.steps) for trial in trials]
 
 

@@ -22,11 +22,6 @@ def read(path: Path) -> list[Line]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def append(path: Path, line: Line) -> None:
-    """Appends a line. The file is replaced, so a killed process leaves no part of one."""
-    write_text(path, "".join(f"{json.dumps(one)}\n" for one in (*read(path), line)))
-
-
 def show_plan(names: list[str], lines: list[Line]) -> None:
     """Prints all trials in their order, with estimates. A trial of several experiments counts in the first."""
     seen, total = list[Trial](), 0.0
@@ -75,9 +70,11 @@ def main(argv: list[str] | None = None) -> None:
             try:
                 if time.monotonic() > (last := end - scoring(trial)):
                     raise TrainingInterrupted("no time left")
-                append(args.results, measure(trial, args.data, folder, last))
+                lines.append(measure(trial, args.data, folder, last))
             except TrainingInterrupted as stop:
                 return print(f"{stop}. To resume, run this command again.")
+            # The whole file is written, so that a killed process leaves no part of a line.
+            write_text(args.results, "".join(f"{json.dumps(line)}\n" for line in lines))
             shutil.rmtree(folder, ignore_errors=True)
         print(f"{name}: complete")
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from examples.claims.models import Convolutional, Recurrent, WithoutPositions, convolutional_flops, recurrent_flops
+from examples.claims.models import Convolutional, Recurrent, Unordered, convolutional_flops, recurrent_flops
 from tf_transformer import Transformer, TransformerConfig
 from tf_transformer.layers import MultiHeadAttention
 from tf_transformer.layers.attention import attention
@@ -28,14 +28,6 @@ class Unscaled(Transformer):
         for layer in self._flatten_layers():
             if isinstance(layer, MultiHeadAttention):
                 layer.attend = functools.partial(layer.attend, attention=unscaled_attention)  # type: ignore[method-assign]
-
-
-class Unordered(Transformer):
-    """Transformer without positions."""
-
-    def make_embedding(self) -> WithoutPositions:
-        config = self.config
-        return WithoutPositions(config.vocab_size, config.d_model, dropout=config.dropout, name="embedding")
 
 
 class Kind(NamedTuple):
