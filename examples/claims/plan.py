@@ -129,7 +129,8 @@ def trials_of(name: str, lines: list[Line], steps: int | None = None) -> list[Tr
     trials = [trial for group in experiments(lines)[name].values() for trial in group]
     if name != "table3":  # whose first rows have all their seeds before the other rows
         trials.sort(key=lambda trial: trial.seed)
-    return needed + [dataclasses.replace(trial, steps=steps or trial.steps) for trial in trials]
+    trials = needed + [dataclasses.replace(trial, steps=steps or trial.steps) for trial in trials]
+    return sorted(trials, key=lambda trial: trial.model != "pcfg")  # which needs no rate
 
 
 def scoring(trial: Trial) -> float:
