@@ -11,7 +11,7 @@ import pytest
 from conftest import array, close, normal
 
 import tf_transformer as tt
-from examples.claims import measure, page, pcfg, plan, run, variants
+from examples.claims import measure, models, page, pcfg, plan, run
 from examples.claims.plan import Trial
 from tf_transformer.extensions.parsing.treebank import as_line, read_tree
 from tf_transformer.utils.terminal import TrainingInterrupted
@@ -22,7 +22,7 @@ SOURCE, TARGET = np.array([[5, 7, 3, 11, 2], [6, 4, 2, 0, 0]]), np.array([[1, 8,
 
 @pytest.fixture(params=["lstm", "conv"])
 def model(request):
-    model = variants.KINDS[request.param].model(CONFIG)
+    model = models.KINDS[request.param].model(CONFIG)
     model.build()
     for i, weight in enumerate(model.weights):  # no zeros
         weight.assign(weight + 0.1 * normal(*weight.shape, seed=i))
@@ -85,37 +85,37 @@ def test_operations_are_counted():
     decoder = [(T, d, 4 * d), (T, d, 4 * d), (T, 2 * d, 4 * d), (T, d, 4 * d)]
     others = [(1, d, d), (T, d, d), (T, d, S), (T, S, d), (T, 2 * d, d), (T, d, V)]
     expected = sum(2 * math.prod(sizes) for sizes in encoder + decoder + others)
-    assert variants.KINDS["lstm"].forward_flops(CONFIG, S, T) == expected
+    assert models.KINDS["lstm"].forward_flops(CONFIG, S, T) == expected
     layer = [(S, 3 * d, 2 * d), (T, 3 * d, 2 * d), (T, d, d), (T, d, S), (T, S, d), (T, d, d)]
     expected = sum(2 * math.prod(sizes) for sizes in layer * 2 + [(T, d, V)])
-    assert variants.KINDS["conv"].forward_flops(CONFIG, S, T) == expected
+    assert models.KINDS["conv"].forward_flops(CONFIG, S, T) == expected
 
 
 def test_attention_without_scaling():
     query, key, value = normal(2, 3, 5, 7), normal(2, 3, 4, 7, seed=1), normal(2, 3, 4, 6, seed=2)
     logits = query @ key.swapaxes(-1, -2)
     weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    close(variants.unscaled_attention(query, key, value)[0], weights @ value, 1e-4, 1e-5)
+    close(models.unscaled_attention(query, key, value)[0], weights @ value, 1e-4, 1e-5)
     config = dataclasses.replace(CONFIG, num_heads=2)
-    models = [variants.KINDS[name].model(config) for name in ("transformer", "unscaled")]
-    for model in models:
+    both = [models.KINDS[name].model(config) for name in ("transformer", "unscaled")]
+    for model in both:
         model.build()
-    models[1].set_weights(models[0].get_weights())
-    outputs = [array(model((SOURCE, TARGET))) for model in models]
+    both[1].set_weights(both[0].get_weights())
+    outputs = [array(model((SOURCE, TARGET))) for model in both]
     assert np.abs(outputs[0] - outputs[1]).max() > 1e-4
 
 
 def test_a_model_without_positions_ignores_the_order_of_the_source():
-    model = variants.Unordered(CONFIG)
+    model = models.Unordered(CONFIG)
     model.build()
     close(model((SOURCE, TARGET)), model((SOURCE[:, [1, 0, 2, 3, 4]], TARGET)), 1e-4, 1e-5)
 
 
 def test_the_rate_of_the_base_is_that_of_the_paper():
-    ramp, schedule = variants.Ramp((128 * 600) ** -0.5, 600, 600), tt.WarmupSchedule(128, 600)
+    ramp, schedule = models.Ramp((128 * 600) ** -0.5, 600, 600), tt.WarmupSchedule(128, 600)
     for step in (0, 10, 599, 600, 1_999):
         close(ramp(step), schedule(step))
-    assert float(variants.Ramp(0.004, 0, 600)(0)) == pytest.approx(0.004)
+    assert float(models.Ramp(0.004, 0, 600)(0)) == pytest.approx(0.004)
 
 
 def test_the_grammar_finds_the_most_probable_tree():
@@ -141,7 +141,7 @@ def test_models_of_a_size_have_as_many_parameters():
     for trained in (*plan.SIZES.values(), plan.PARSERS):
         counts, trees = [], 7 if trained is plan.PARSERS else None
         for kind, config in trained.items():
-            model = variants.KINDS[kind].model(Trial(kind, config, trees=trees).configuration)
+            model = models.KINDS[kind].model(Trial(kind, config, trees=trees).configuration)
             model.build()
             counts.append(model.count_params())
         assert max(counts) < 1.03 * min(counts)

@@ -1,6 +1,7 @@
 """Trains a trial, scores it, and describes both as a line of JSON."""
 
 import dataclasses
+import itertools
 import math
 import os
 import signal
@@ -14,9 +15,9 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 
 import tf_transformer as tt
+from examples.claims.models import KINDS, Ramp
 from examples.claims.pcfg import Grammar
 from examples.claims.plan import BATCH_TOKENS, DECODED, TREE_BATCH_TOKENS, WARMUP, Trial
-from examples.claims.variants import KINDS, Ramp
 from tf_transformer.data.corpus import Batching, Corpus
 from tf_transformer.data.pairs import Texts
 from tf_transformer.data.sources import MemorySource
@@ -63,11 +64,7 @@ class KindTrainer(tt.Trainer):
 
 
 def measure(trial: Trial, data: Path, folder: Path, deadline: float = math.inf) -> dict[str, Any]:
-    """Trains a trial in a folder, or resumes it there, and returns its line.
-
-    Raises:
-        TrainingInterrupted: If the deadline, of `time.monotonic`, passed before the trial was trained and scored.
-    """
+    """Trains a trial in a folder, or resumes it there, and returns its line. At the deadline it raises."""
     line: dict[str, Any] = {"trial": trial.described, "version": tt.__version__, "machine": machine()}
     if trial.model == "pcfg":
         return line | _grammar(trial, data)
@@ -88,8 +85,8 @@ def measure(trial: Trial, data: Path, folder: Path, deadline: float = math.inf) 
         "parameters": model.count_params(),
         "flop": float(f"{3 * flops * last['target_tokens'] / target:.4g}"),
         "seconds": round(last["seconds"]),
-        "perplexity": round(min(last["val_perplexity"], 1e9), 3),
-        "gradient_norm": round(float(np.mean(columns["gradient_norm"])), 3),
+        "perplexity": round(min(1e9, last["val_perplexity"]), 3),
+        "gradient_norm": round(float(np.nanmean(columns["gradient_norm"])), 3),
     }
     if trial.trees:
         options: dict[str, Any] = RUN_OPTIONS
@@ -156,15 +153,10 @@ def _translate(trial: Trial, trainer: KindTrainer, data: Path, deadline: float) 
     tests: dict[str, Any] = {name: (1, SEARCH, _pairs(data, "test2016", words)) for name, words in parts.items()}
     if trial.checkpoints == DECODED:
         searches = [(1, 0.0), *((K, alpha) for K in (4, 8) for alpha in (0.0, 0.6, 1.0))]
-        tests = {
-            f"last {last}, beams {K}, alpha {alpha}": (
-                last,
-                {"beam_size": K, "length_penalty": alpha},
-                tests["test"][2],
-            )
-            for last in (1, 5, DECODED)
-            for K, alpha in searches
-        }
+        test, tests = tests["test"][2], {}
+        for last, (K, alpha) in itertools.product((1, 5, DECODED), searches):
+            search = {"beam_size": K, "length_penalty": alpha}
+            tests[f"last {last}, beams {K}, alpha {alpha}"] = last, search, test
     file, tokenizer = trainer.run.path / "scores.json", tt.Tokenizer.load(trainer.run.path / "tokenizer.model")
     scores = read_json(file) if file.exists() else {}
     for name, (last, search, (sources, references)) in tests.items():

@@ -1,20 +1,24 @@
-"""Baselines of the experiments: an LSTM encoder-decoder with attention, and ConvS2S (Gehring et al. 2017).
+"""The models of the experiments: the Transformer, also without a part of it, an LSTM with attention, and ConvS2S.
 
-They take embedding, softmax, training step, translator and parser from `tt.Transformer`, and differ only in between.
+The baselines take embedding, softmax, training step, translator and parser from `tt.Transformer`.
 Axes: B sentences, K hypotheses, S source tokens, T target tokens, d model.
 """
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from tf_transformer import Transformer, TransformerConfig
 from tf_transformer.decoding.primitives import gather, sorted_top_k
-from tf_transformer.layers import DecoderCache, KeyValue, PositionalEmbedding
+from tf_transformer.layers import DecoderCache, KeyValue, MultiHeadAttention, PositionalEmbedding
+from tf_transformer.layers.attention import attention
 from tf_transformer.layers.dropout import Dropout
 from tf_transformer.masks import padding_mask
 from tf_transformer.utils.type_names import Shape, Tensor
+from trainers.costs import forward_flops
 
 Scored = tuple[Any, Any]  # outputs [B, T, d], and the weights of their attention [B, T, S]
 Training = bool | None
@@ -37,6 +41,21 @@ class Unordered(Transformer):
     def make_embedding(self) -> PositionalEmbedding:
         config = self.config
         return WithoutPositions(config.vocab_size, config.d_model, dropout=config.dropout, name="embedding")
+
+
+def unscaled_attention(query: Tensor, *args: Any) -> tuple[Any, Any]:
+    """Computes softmax(Q K^T) V, equation (1) without its division by sqrt(d_k)."""
+    return attention(query * query.shape[-1] ** 0.5, *args)
+
+
+class Unscaled(Transformer):
+    """Transformer without the division by sqrt(d_k)."""
+
+    def build(self, input_shape: Shape = None) -> None:
+        super().build(input_shape)
+        for layer in self._flatten_layers():
+            if isinstance(layer, MultiHeadAttention):
+                layer.attend = functools.partial(layer.attend, attention=unscaled_attention)  # type: ignore[method-assign]
 
 
 class Baseline(Transformer):
@@ -206,3 +225,35 @@ def convolutional_flops(config: TransformerConfig, source: int, target: int) -> 
     d, N = config.d_model, config.num_layers
     layers = (source + target) * 2 * WIDTH * d * d + target * 2 * d * d + 2 * target * source * d
     return 2 * (N * layers + target * d * config.vocab_size)
+
+
+class Kind(NamedTuple):
+    """A kind of model, a function that counts its forward pass, and its measured FLOP/s in training on one core."""
+
+    model: type[Transformer]
+    forward_flops: Callable[[TransformerConfig, int, int], int]
+    flops_per_second: float
+
+
+KINDS = {
+    "transformer": Kind(Transformer, forward_flops, 50e9),
+    "unscaled": Kind(Unscaled, forward_flops, 50e9),
+    "unordered": Kind(Unordered, forward_flops, 50e9),
+    "lstm": Kind(Recurrent, recurrent_flops, 28e9),
+    "conv": Kind(Convolutional, convolutional_flops, 42e9),
+}
+
+
+class Ramp(keras.optimizers.schedules.LearningRateSchedule):
+    """Equation (3) with a given `peak`, which decays after step `decay_after` also with another warm-up."""
+
+    def __init__(self, peak: float, warmup_steps: int, decay_after: int) -> None:
+        self.peak, self.warmup_steps, self.decay_after = peak, warmup_steps, decay_after
+
+    def __call__(self, step: Tensor) -> Any:
+        step = ops.cast(step, "float32") + 1.0
+        decay = ops.minimum(1.0, (self.decay_after / step) ** 0.5)
+        return self.peak * decay * (ops.minimum(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0)
+
+    def get_config(self) -> dict[str, Any]:
+        return dict(vars(self))

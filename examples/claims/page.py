@@ -89,7 +89,7 @@ def render(name: str, lines: list[Line]) -> str:
     """Returns the verdicts, the table and the picture of an experiment in Markdown."""
     by_label, columns = results(name, lines), COLUMNS.get(name, ("perplexity",))
     if not by_label:
-        return f"**{NOT_RUN.capitalize()}.** {'; '.join(CLAIMS[name])}\n"
+        return f"**{NOT_RUN.capitalize()}.**\n"
     claims = {claim: verdict(claim, by_label) for claim in CLAIMS[name]}
     states = [state for state, _ in claims.values()]
     outcome = min(states, key=(NOT_RUN, FAILS, HOLDS).index, default="for the other experiments")

@@ -33,7 +33,7 @@ PARSERS: dict[str, dict[str, Any]] = {"transformer": {}, "lstm": LSTM | {"d_mode
 class Trial:
     """Settings of a training."""
 
-    model: str = "transformer"  # name in `variants.KINDS`, or "pcfg"
+    model: str = "transformer"  # name in `models.KINDS`, or "pcfg"
     config: dict[str, Any] = field(default_factory=dict)  # changes to Table 3's base, or with trees `parsing_small`
     seed: int = 1
     rate: float | None = None  # peak of the learning rate, by default that of equation (3)
@@ -140,7 +140,7 @@ def scoring(trial: Trial) -> float:
 
 def estimate(trial: Trial) -> float:
     """Returns the estimated seconds of a trial on one core."""
-    from examples.claims.variants import KINDS
+    from examples.claims.models import KINDS
 
     if trial.model == "pcfg":
         return scoring(trial)

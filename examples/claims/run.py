@@ -22,17 +22,22 @@ def read(path: Path) -> list[Line]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def show_plan(names: list[str], lines: list[Line]) -> None:
-    """Prints all trials in their order, with estimates. A trial of several experiments counts in the first."""
+def missing(name: str, results: Path, steps: int | None) -> list[Trial]:
+    """Returns the trials of an experiment that have not run."""
+    lines = read(results)
+    return [trial for trial in trials_of(name, lines, steps) if not trial.line(lines)]
+
+
+def show_plan(names: list[str], results: Path) -> None:
+    """Prints the trials that have not run, with estimates. A trial of several experiments counts in the first."""
     seen, total = list[Trial](), 0.0
     for name in names:
-        trials = [trial for trial in trials_of(name, lines) if trial not in seen]
+        trials = [trial for trial in missing(name, results, None) if trial not in seen]
         seen += trials
         for trial in trials:
-            left = 0.0 if trial.line(lines) else estimate(trial)
-            total += left
-            print(f"{name} {json.dumps(trial.described)}: {f'{left / 60:.0f} minutes' if left else 'done'}")
-        print(f"{name}: {len(trials)} trials. Up to here, {total / 3600:.1f} hours on one core")
+            print(f"{name} {json.dumps(trial.described)}: {estimate(trial) / 60:.0f} minutes")
+        total += sum(map(estimate, trials)) / 3600
+        print(f"{name}: {len(trials)} trials to run. Up to here, {total:.1f} hours on one core")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -41,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--data", type=as_path, metavar="DIR", help="directory of the corpora")
     add("--experiment", choices=NAMES, metavar="NAME", help=f"{', '.join(NAMES)} (all, in this order)")
     add("--hours", type=float, default=20.0, metavar="H", help="stop before so many hours have passed (20)")
-    add("--plan", action="store_true", help="print all trials and their estimated times, and stop")
+    add("--plan", action="store_true", help="print the trials to run and their estimated times")
     add("--run", type=as_path, default=Path("runs/claims"), metavar="DIR", help="run directory (runs/claims)")
     add("--results", type=as_path, default=RESULTS, metavar="FILE", help="the lines (examples/claims/results.jsonl)")
     add("--steps", type=positive, metavar="N", help="train so many steps, to try the program")
@@ -57,24 +62,22 @@ def main(argv: list[str] | None = None) -> None:
     from tf_transformer.utils.terminal import TrainingInterrupted
 
     if args.plan:
-        return show_plan(names, read(args.results))
+        return show_plan(names, args.results)
     for name in names:
         # Later trials depend on the lines of the first ones.
-        while trials := trials_of(name, lines := read(args.results), args.steps):
-            trial = next((trial for trial in trials if not trial.line(lines)), None)
-            if not trial:
-                break
+        while waiting := missing(name, args.results, args.steps):
+            trial = waiting[0]
             print(f"\n{name} {json.dumps(trial.described)}: about {estimate(trial) / 60:.0f} minutes", flush=True)
             folder = args.run / hashlib.sha256(json.dumps(trial.described, sort_keys=True).encode()).hexdigest()[:10]
             keras.utils.clear_session()
             try:
                 if time.monotonic() > (last := end - scoring(trial)):
                     raise TrainingInterrupted("no time left")
-                lines.append(measure(trial, args.data, folder, last))
+                line = measure(trial, args.data, folder, last)
             except TrainingInterrupted as stop:
                 return print(f"{stop}. To resume, run this command again.")
             # The whole file is written, so that a killed process leaves no part of a line.
-            write_text(args.results, "".join(f"{json.dumps(line)}\n" for line in lines))
+            write_text(args.results, "".join(f"{json.dumps(one)}\n" for one in (*read(args.results), line)))
             shutil.rmtree(folder, ignore_errors=True)
         print(f"{name}: complete")
 
