@@ -105,6 +105,15 @@ def test_attention_without_scaling():
     assert np.abs(outputs[0] - outputs[1]).max() > 1e-4
 
 
+def test_the_entropy_of_equal_weights_is_the_logarithm_of_their_number():
+    model = tt.Transformer(CONFIG)
+    model.build()
+    for weight in model.weights:
+        if "query" in weight.path:
+            weight.assign(keras.ops.zeros_like(weight))
+    assert measure.entropy(model, SOURCE) == pytest.approx((5 * math.log(5) + 3 * math.log(3)) / 8, rel=1e-5)
+
+
 def test_a_model_without_positions_ignores_the_order_of_the_source():
     model = models.Unordered(CONFIG)
     model.build()

@@ -18,15 +18,11 @@ import tf_transformer as tt
 from examples.claims.models import KINDS, Ramp
 from examples.claims.pcfg import Grammar
 from examples.claims.plan import BATCH_TOKENS, DECODED, TREE_BATCH_TOKENS, WARMUP, Trial
-from tf_transformer.data.corpus import Batching, Corpus
-from tf_transformer.data.pairs import Texts
-from tf_transformer.data.sources import MemorySource
-from tf_transformer.decoding.text_model import padded
+from tf_transformer.data.corpus import Batching
 from tf_transformer.extensions.parsing import evalb
 from tf_transformer.extensions.parsing.corpus import words_of
 from tf_transformer.extensions.parsing.parser import RUN_OPTIONS
 from tf_transformer.extensions.parsing.treebank import as_line, read_tree, read_trees
-from tf_transformer.tokenizers.tokenizer import EOS_ID
 from tf_transformer.training.losses import average_weights
 from tf_transformer.utils.files import write_json, write_text
 from tf_transformer.utils.reading import read_json
@@ -78,7 +74,8 @@ def measure(trial: Trial, data: Path, folder: Path, deadline: float = math.inf) 
     columns = trainer.fit().history
     last = {name: values[-1] for name, values in columns.items()}
     tokenizer, model = tt.Tokenizer.load(trainer.run.path / "tokenizer.model"), trainer.averaged(1)
-    text = trainer.corpus.batches(Batching(tokenizer, BATCH_TOKENS, trial.seed)).summary()
+    batching = Batching(tokenizer, BATCH_TOKENS, trial.seed)
+    text = trainer.corpus.batches(batching).summary()
     source, target = text.source_tokens / text.pairs, text.target_tokens / text.pairs
     flops = KINDS[trial.model].forward_flops(trainer.config, round(source), round(target))
     line |= {
@@ -92,7 +89,7 @@ def measure(trial: Trial, data: Path, folder: Path, deadline: float = math.inf) 
         options: dict[str, Any] = RUN_OPTIONS
         return line | {"scores": _parse(data, tt.Parser(tt.Translator(model, tokenizer, **options)))}
     if trial.model in ("transformer", "unscaled"):
-        line["entropy"] = round(entropy(model, trainer.corpus.dev[0][:64], tokenizer), 3)
+        line["entropy"] = round(entropy(model, trainer.corpus.dev_batches(batching)[0].source), 3)
     return line | {"scores": _translate(trial, trainer, data, deadline)}
 
 
@@ -123,7 +120,7 @@ def trainer_of(trial: Trial, data: Path, folder: Path) -> KindTrainer:
     return KindTrainer(folder, config, corpus, recipe, schedule=schedule, tokenizer=tokenizer, kind=trial.model)
 
 
-def _pairs(data: Path, name: str, words: range) -> Texts:
+def _pairs(data: Path, name: str, words: range) -> tuple[list[str], list[str]]:
     """Returns the pairs of a text with so many source words."""
     files = [data / f"multi30k/{name}.{language}" for language in ("en", "de")]
     both = zip(*tt.data.read_text_pairs(files[0], files[1]), strict=True)
@@ -131,10 +128,10 @@ def _pairs(data: Path, name: str, words: range) -> Texts:
     return [source for source, _ in pairs], [target for _, target in pairs]
 
 
-def _corpus(trial: Trial, data: Path, folder: Path) -> Corpus:
+def _corpus(trial: Trial, data: Path, folder: Path) -> tt.Corpus:
     if not trial.trees:
         words = range(trial.words + 1) if trial.words else ALL
-        return Corpus(MemorySource(*_pairs(data, "train", words)), _pairs(data, "dev", words))
+        return tt.Corpus(tt.sources.MemorySource(*_pairs(data, "train", words)), _pairs(data, "dev", words))
     part = folder.with_suffix(".trees")
     part.parent.mkdir(parents=True, exist_ok=True)
     write_text(part, "".join(f"{line}\n" for line in _trees(trial, data)))
@@ -185,10 +182,9 @@ def bootstrap(name: str, stats: Sequence[Sequence[float]], score: Callable[[list
     return {name: value, "samples": values}
 
 
-def entropy(model: tt.Transformer, texts: list[str], tokenizer: tt.Tokenizer) -> float:
-    """Returns the mean entropy in nats of the weights of the encoder's attention."""
-    ids = padded([[*row, EOS_ID] for row in tokenizer.encode(texts)])
-    _, mask, scores = model.encode(ids, return_attention_scores=True)
+def entropy(model: tt.Transformer, source: np.ndarray) -> float:
+    """Returns the mean entropy in nats of the weights of the encoder's attention, over the tokens of a batch."""
+    _, mask, scores = model.encode(source, return_attention_scores=True)
     weights = np.stack(list(map(keras.ops.convert_to_numpy, scores)), axis=1)  # [B, N, h, S, S]
     entropies = -np.sum(weights * np.log(np.maximum(weights, 1e-30)), axis=-1)
     return float(np.moveaxis(entropies, -1, 1)[keras.ops.convert_to_numpy(mask)].mean())
