@@ -32,8 +32,6 @@ class WithoutPositions(PositionalEmbedding):
     def encoding(self, position: Tensor) -> Any:
         return ops.zeros((1, self.d_model))
 
-    encoding_of = encoding  # type: ignore[assignment]
-
 
 class Unordered(Transformer):
     """Transformer without positions."""
