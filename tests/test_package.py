@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 TRAINERS = sorted((ROOT / "trainers").glob("*.py"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OTHERS = [f"savedmodels.{name}" for name in ("clients.rest", "clients.grpc_client")]
-OTHERS += ["examples.multi30k.train", "examples.table3.train"]
+OTHERS += [f"examples.{name}" for name in ("multi30k.train", "table3.train", "claims.run", "claims.page")]
 CONFIG = ConfigParser()
 CONFIG.read(ROOT / "setup.cfg", encoding="utf-8")
 
