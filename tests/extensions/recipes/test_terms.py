@@ -1,0 +1,110 @@
+"""Terms in sources and texts: the same annotations, only of terms on both sides, and one-line errors."""
+
+import gzip
+import math
+import re
+
+import pytest
+
+import tf_transformer as tt
+from tf_transformer.data import toy_corpus
+from tf_transformer.extensions.recipes import Glossary, TermSource, annotate
+
+TERMS = {"door": "Tür", "old": "alte", "book": "Buch", "the": "Die"}
+
+
+def test_terms_of_a_source():
+    """Each is on both sides, and replaced as `annotate` does, in a share of the pairs."""
+    pairs = list(dict.fromkeys(toy_corpus.corpus(train=2_003, dev=0, test=0)["train"]))
+    source = tt.sources.MemorySource(*map(list, zip(*pairs, strict=True)))
+    expected = []
+    for text, target in pairs:
+        found = {term for term in TERMS if TERMS[term] in re.findall(r"\w+", target)}
+        one = "|".join(sorted(found)) or "(?!)"
+        written = re.sub(rf"(?i)\b(?:{one})\b", lambda m: f"<term> {TERMS[m[0].lower()]} </term>", text)
+        assert written == annotate(text, Glossary(TERMS), target=target)
+        expected.append((written.encode(), target.encode()))
+    glossary = Glossary(TERMS)
+    assert list(TermSource(source, glossary, share=1).pairs()) == expected
+    unchanged = [tuple(side.encode() for side in pair) for pair in pairs]
+    assert list(TermSource(source, glossary, share=0).pairs()) == unchanged
+    has_term = [new != old for new, old in zip(expected, unchanged, strict=True)]
+    half = list(TermSource(source, glossary, share=0.3).pairs())
+    hits = sum(new != old for new, old in zip(half, unchanged, strict=True))
+    assert abs(hits - 0.3 * sum(has_term)) < 5 * math.sqrt(0.21 * sum(has_term))
+    assert all(new in (one, old) for new, one, old in zip(half, expected, unchanged, strict=True))
+    assert TermSource(source, glossary).contents() != TermSource(source, Glossary(TERMS | {"a": "b"})).contents()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Power cable, CABLE. cables", "[Netzkabel], [Kabel]. cables"),
+        ("power  cable power-cable", "[Netzkabel] power-[Kabel]"),
+        ("我在東京都。東京", "我在[Präfektur Tokio]。[Tokio]"),
+        ("कमी कम", "कमी [wenig]"),
+        ("STRASSE cafe\u0301 cafe", "[road] cafe\u0301 [Lokal]"),
+        ("C++ (new)? a.c abc .*", "[C+++]? [dot] abc [\\1 star]"),
+        (
+            "<b>cable</b> <a cable='1'> {cable} cable@example.org",
+            "<b>[Kabel]</b> <a cable='1'> {cable} cable@example.org",
+        ),
+        ("<term> Kabel cable </term> cable <term>", "[Kabel cable] [Kabel] <term>"),
+        ("", ""),
+    ],
+)
+def test_the_longest_term_between_word_borders(text, expected):
+    terms = {"cable": "Kabel", "power cable": "Netzkabel", "東京": "Tokio", "東京都": "Präfektur Tokio", "कम": "wenig"}
+    terms |= {"straße": "road", "cafe": "Lokal", "c++ (new)": "C+++", "a.c": "dot", ".*": "\\1 star"}
+    written = annotate(text, Glossary(terms))
+    assert written == re.sub(r"\[(.+?)\]", r"<term> \1 </term>", expected)
+    assert annotate(written, Glossary(terms)) == written
+
+
+def test_tags_are_no_terms():
+    source = tt.sources.TaggedSource({"[cable]": tt.sources.MemorySource(["a cable"], ["ein Kabel"])})
+    pairs = list(TermSource(source, Glossary({"cable": "Kabel"}), share=1).pairs())
+    assert pairs == [(b"[cable] a <term> Kabel </term>", b"ein Kabel")]
+    assert annotate("[cable] cable", Glossary({"cable": "K"}), ["[cable]"]) == "[cable] <term> K </term>"
+
+
+def test_a_vocabulary_has_the_symbols():
+    source = TermSource(tt.sources.MemorySource(["a door"] * 9, ["eine Tür"] * 9), Glossary(TERMS), share=1)
+    tokenizer = source.train_tokenizer(280, "bpe")
+    assert tokenizer.tokens(tokenizer.encode(["<term> Tür </term>"])[0])[1::2] != []
+    assert {"<term>", "</term>"} <= set(tokenizer.tokens(tokenizer.encode(["a<term> Tür </term>"])[0]))
+    with pytest.raises(tt.BadInput, match="a token for each tag of the sources, got none for <term>, </term>"):
+        source.encoder(tt.Tokenizer.train_from_iterator(["a door", "eine Tür"], 270))
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ({}, "expected source terms and their target terms, got none"),
+        ({"a": "b", "": "c"}, "expected printable text without <term> or </term>, got ''"),
+        ({"a": " "}, "expected printable text .*, got ' '"),
+        ({"a": "b\nc"}, r"expected printable text .*, got 'b\\nc'"),
+        ({"a": "b\ud800"}, r"expected printable text .*, got 'b\\ud800'"),
+        ({"a": "the </term>"}, "expected printable text .*, got 'the </term>'"),
+        ({"a": 1}, "expected printable text .*, got 1"),
+        ({"Cable": "Kabel", "cable": "Seil"}, "expected one target term of 'cable', got 'Kabel' and 'Seil'"),
+        ([("a", "b")], "expected a dictionary, got .*"),
+    ],
+)
+def test_hostile_glossaries(terms, message):
+    with pytest.raises(tt.BadInput, match=f"^terms: {message}$"):
+        Glossary(terms)
+
+
+def test_glossaries_of_files(tmp_path):
+    path = tmp_path / "terms.tsv.gz"
+    path.write_bytes(gzip.compress("\ufeffcable\tKabel\r\npower cable\tNetzkabel\ncable\tKabel\n".encode()))
+    assert Glossary.load(path) == Glossary({"cable": "Kabel", "power cable": "Netzkabel"})
+    lines = {b"cable": r"\['cable'\]", b"a\tb\tc": r"\['a', 'b', 'c'\]", b"": "an empty line", b"a\tc": r"\['a', 'c'\]"}
+    for line, got in {**lines, b"\xff\ta": "the byte 0xff at column 1"}.items():
+        (tmp_path / "terms.tsv").write_bytes(b"a\tb\n" + line + b"\n")
+        expected = f"terms.tsv, line 2: expected a new source term, a tab and its target term, got {got}$"
+        with pytest.raises(tt.BadInput, match=expected):
+            Glossary.load(tmp_path / "terms.tsv")
+    with pytest.raises(FileNotFoundError):
+        Glossary.load(tmp_path / "none.tsv")
