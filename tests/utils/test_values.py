@@ -271,12 +271,8 @@ def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch
         "MemorySource": {"source": ["a"], "target": ["b"]},
         "ToySource": {"source": ["a"], "target": ["b"]},
         "TreebankSource": {"files": [trees]},
-        "Glossary": {"terms": {"a": "b"}},
         "NoisySource": {"source": tt.sources.MemorySource(["a"], ["b"])},
-        "TermSource": {
-            "source": tt.sources.MemorySource(["a"], ["b"]),
-            "glossary": tt.recipes.Glossary({"a": "b"}),
-        },
+        "TermSource": {"source": tt.sources.MemorySource(["a"], ["b"]), "glossary": {"a": "b"}},
         "TaggedSource": {"sources": {"<2de>": tt.sources.MemorySource(["a"], ["b"])}},
         "DirectedSource": {"source": tt.sources.MemorySource(["a"], ["b"]), "languages": ("en", "de")},
         "TextSource": {"source": "a", "target": "b"},

@@ -1,6 +1,8 @@
 """Recipes: casing and noise, terms of a glossary, choice among several outputs."""
 
 from tf_transformer.extensions.recipes.noise import NoisySource as NoisySource
+"""Recipes: casing and noise, terms of a glossary, choice among several outputs."""
+
 from tf_transformer.extensions.recipes.reranking import closest as closest
 from tf_transformer.extensions.recipes.reranking import mbr as mbr
 from tf_transformer.extensions.recipes.reranking import rerank as rerank
@@ -8,3 +10,4 @@ from tf_transformer.extensions.recipes.reranking import reverse_scores as revers
 from tf_transformer.extensions.recipes.terms import Glossary as Glossary
 from tf_transformer.extensions.recipes.terms import TermSource as TermSource
 from tf_transformer.extensions.recipes.terms import annotate as annotate
+from tf_transformer.extensions.recipes.terms import read_glossary as read_glossary

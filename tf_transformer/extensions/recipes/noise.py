@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -111,15 +111,18 @@ class NoisySource(RewrittenSource):
     def rewrite(self, source: str, target: str) -> tuple[str, str]:
         code = drawn(self.seed, source, target)
         limits = list(itertools.accumulate((self.upper, self.title, self.lower, self.typos)))
-        kind = bisect.bisect(limits, code / 2**53)
-        sides = [self._untouched.split(text) for text in (source, target)]
+        if (kind := bisect.bisect(limits, code / 2**53)) == len(limits):
+            return source, target
         # `str.title` would also change other letters, as in "USA".
         title_case = functools.partial(_WORD_START.sub, lambda match: match[0].title())
         with_typos = functools.partial(_with_typos, generator=random.Random(code))
-        change = (str.upper, title_case, str.lower, with_typos, str)[kind]
-        for spans in sides[: 2 if kind < 2 else 1]:
-            spans[::2] = map(change, spans[::2])  # Odd indices have the tags and placeholders.
-        return "".join(sides[0]), "".join(sides[1])
+        change = (str.upper, title_case, str.lower, with_typos)[kind]
+        return self._changed(source, change), self._changed(target, change) if kind < 2 else target
+
+    def _changed(self, text: str, change: Callable[[str], str]) -> str:
+        spans = self._untouched.split(text)
+        spans[::2] = map(change, spans[::2])  # Odd indices have the tags and placeholders.
+        return "".join(spans)
 
     @functools.cached_property
     def _untouched(self) -> re.Pattern[str]:
@@ -130,7 +133,7 @@ def _with_typos(text: str, generator: random.Random) -> str:
     for _ in range(-(-len(text.split()) // 10)):
         if starts := [match.start() for match in _TWO_LETTERS.finditer(text)]:
             start, other = generator.choice(starts), generator.choice(starts)
-            one, two = text[start : start + 2]
+            one, two = text[start], text[start + 1]
             typo = generator.choice((two + one, two, one + one + two, text[other] + two))
             text = text[:start] + typo + text[start + 2 :]
     return text

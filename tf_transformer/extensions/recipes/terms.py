@@ -6,7 +6,7 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from tf_transformer.data.text_files import line_problem
 from tf_transformer.extensions.documents.marked import DENSE
 from tf_transformer.extensions.recipes.noise import PairShare, RewrittenSource, drawn, untouched
 from tf_transformer.utils.files import encoded, lines_of
-from tf_transformer.utils.values import Seed, check_fields, checked, shown
+from tf_transformer.utils.values import Seed, checked, shown
 
 # Vowel signs and joiners, which \w lacks, are inside words.
 _MARKS = "".join(c for c in map(chr, range(0x300, 0x1F000)) if unicodedata.category(c)[0] == "M") + "\u200c\u200d"
@@ -28,80 +28,72 @@ def _words(symbols: tuple[str, ...] = ()) -> re.Pattern[str]:
     return re.compile("|".join([*unread, words]), re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Glossary:
-    """Target terms by source terms.
-
-        glossary = tt.recipes.Glossary({"cable": "Kabel", "power cable": "Netzkabel"})
-
-    The longest source term wins. It matches whole words in any case, or any characters in scripts without spaces and in
-    Hangul. Target terms keep their case.
-
-    Raises:
-        BadInput: If there are no terms, a term is empty or contains `<term>` or `</term>`, or a source term has two
-            target terms.
-    """
-
-    terms: Mapping[str, str]
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        _ = self.by_words  # It checks the terms.
-
-    @classmethod
-    @checked
-    def load(cls, path: str | os.PathLike[str]) -> "Glossary":
-        """Reads a file in UTF-8, plain or .gz, with a source term, a tab and its target term on each line."""
-        terms = dict[str, str]()
-        for number, line in enumerate(lines_of(path), 1):
-            problem, (source, *targets) = line_problem(line), line.decode(errors="replace").split("\t")
-            if problem or len(targets) != 1 or terms.setdefault(source, targets[0]) != targets[0]:
-                expected = "expected a new source term, a tab and its target term"
-                raise BadInput(f"{path}, line {number:,}: {expected}, got {problem or shown([source, *targets])}")
-        return cls(terms)
-
-    @functools.cached_property
-    def by_words(self) -> dict[tuple[str, ...], str]:
-        """Target terms by the words of source terms, in lower case."""
-        by_words = dict[tuple[str, ...], str]()
-        for source, target in self.terms.items():
-            for term in (source, target):
-                is_text = isinstance(term, str) and term.isprintable() and not line_problem(encoded(term))
-                if not is_text or "<term>" in term or "</term>" in term:
-                    raise BadInput(f"terms: expected printable text without <term> or </term>, got {shown(term)}")
-            if (other := by_words.setdefault(tuple(_words().findall(source.casefold())), target)) != target:
-                raise BadInput(f"terms: expected one target term of {source!r}, got {other!r} and {target!r}")
-        if not by_words:
-            raise BadInput("terms: expected source terms and their target terms, got none")
-        return by_words
-
-    @functools.cached_property
-    def longest(self) -> int:
-        """Number of words of the longest source term."""
-        return max(map(len, self.by_words))
+@checked
+def read_glossary(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Reads a glossary in UTF-8, plain or .gz: a source term, a tab and its target term on each line."""
+    glossary = dict[str, str]()
+    for number, line in enumerate(lines_of(path), 1):
+        problem, (source, *targets) = line_problem(line), line.decode(errors="replace").split("\t")
+        if problem or len(targets) != 1 or glossary.setdefault(source, targets[0]) != targets[0]:
+            expected = "expected a new source term, a tab and its target term"
+            raise BadInput(f"{path}, line {number:,}: {expected}, got {problem or shown([source, *targets])}")
+    return glossary
 
 
 @checked
-def annotate(text: str, glossary: Glossary, symbols: Sequence[str] = (), target: str | None = None) -> str:
-    """Replaces the source terms in a text by `<term> TARGET </term>`, as in the sources of `TermSource`.
+def annotate(text: str, glossary: Mapping[str, str]) -> str:
+    """Replaces the terms in a text to translate by `<term> TARGET </term>`, as in the sources of `TermSource`.
+
+    The longest source term wins. It matches whole words in any case, or any characters in scripts without spaces and in
+    Hangul. Target terms keep their case. Tags and placeholders do not change.
 
     Args:
         text: Text to translate.
-        glossary: Terms.
-        symbols: Strings of a text that are never part of a term, such as the tags of `TaggedSource`.
-        target: Translation. If it is set, only terms whose target term it contains are replaced.
+        glossary: Target terms by source terms.
+
+    Raises:
+        BadInput: If a term is empty or contains `<term>` or `</term>`, or a source term has two target terms.
     """
-    words, in_target = list(_words(tuple(symbols)).finditer(text)), target and _spaced(target)
+    return _annotated(text, _index(glossary))
+
+
+_Index = tuple[dict[tuple[str, ...], str], int]
+
+
+def _index(glossary: Mapping[str, str]) -> _Index:
+    if wrong := [term for pair in glossary.items() for term in pair if not isinstance(term, str)]:
+        raise BadInput(f"glossary: expected texts, got {shown(wrong[0])}")
+    return _index_of(tuple(glossary.items()))
+
+
+@functools.lru_cache(maxsize=8)
+def _index_of(pairs: tuple[tuple[str, str], ...]) -> _Index:
+    """Returns target terms by the words of source terms in lower case, and the largest number of words."""
+    terms = dict[tuple[str, ...], str]()
+    for source, target in pairs:
+        for term in (source, target):
+            if not term.isprintable() or line_problem(encoded(term)) or "<term>" in term or "</term>" in term:
+                raise BadInput(f"glossary: expected printable text without <term> or </term>, got {shown(term)}")
+        if (other := terms.setdefault(tuple(_words().findall(source.casefold())), target)) != target:
+            raise BadInput(f"glossary: expected one target term of {source!r}, got {other!r} and {target!r}")
+    if not terms:
+        raise BadInput("glossary: expected source terms and their target terms, got none")
+    return terms, max(map(len, terms))
+
+
+def _annotated(text: str, index: _Index, symbols: tuple[str, ...] = (), target_text: str | None = None) -> str:
+    """Replaces terms. With a target text, only those whose target term it contains."""
+    words, (terms, longest) = list(_words(symbols).finditer(text)), index
     keys = [word[0].casefold() for word in words]
-    written, end, index = "", 0, 0
-    while index < len(words):
-        lengths = range(min(glossary.longest, len(words) - index), 0, -1)
-        length = next((n for n in lengths if tuple(keys[index : index + n]) in glossary.by_words), 0)
-        term = glossary.by_words.get(tuple(keys[index : index + length]))
-        if term and (in_target is None or _spaced(term) in in_target):
-            written += f"{text[end : words[index].start()]}<term> {term} </term>"
-            end = words[index + length - 1].end()
-        index += length or 1
+    written, end, start = "", 0, 0
+    while start < len(words):
+        stops = range(min(start + longest, len(words)), start, -1)
+        stop = next((stop for stop in stops if tuple(keys[start:stop]) in terms), start)
+        term = terms.get(tuple(keys[start:stop]))
+        if term and (target_text is None or _spaced(term) in _spaced(target_text)):
+            written += f"{text[end : words[start].start()]}<term> {term} </term>"
+            end = words[stop - 1].end()
+        start = max(stop, start + 1)
     return written + text[end:]
 
 
@@ -113,6 +105,7 @@ def _spaced(text: str) -> str:
 class TermSource(RewrittenSource):
     """A source with target terms of a glossary in a share of its source texts, to train a model that uses them.
 
+        glossary = {"cable": "Kabel", "power cable": "Netzkabel"}  # or tt.recipes.read_glossary("terms.tsv")
         train = tt.recipes.TermSource(tt.sources.TextSource("train.en", "train.de"), glossary)
         ...  # Train on it.
         translator([tt.recipes.annotate("Connect the cable.", glossary)])  # "Connect the <term> Kabel </term>."
@@ -122,24 +115,29 @@ class TermSource(RewrittenSource):
 
     Attributes:
         source: All pairs.
-        glossary: Terms.
+        glossary: Target terms by source terms.
         share: Share of the pairs with terms on both sides in which all of them are replaced.
         seed: Random seed, any integer.
     """
 
-    glossary: Glossary
+    glossary: Mapping[str, str]
     share: PairShare = 0.5
     seed: Seed = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _ = self._terms  # It checks the glossary.
         object.__setattr__(self, "symbols", list(dict.fromkeys([*self.source.symbols, "<term>", "</term>"])))
 
     def describe(self) -> dict[str, Any]:
-        checksum = hashlib.sha256(json.dumps(sorted(self.glossary.terms.items())).encode()).hexdigest()
+        checksum = hashlib.sha256(json.dumps(sorted(self.glossary.items())).encode()).hexdigest()
         return {**self.source.describe(), "terms": [checksum, self.share, self.seed]}
 
     def rewrite(self, source: str, target: str) -> tuple[str, str]:
         if drawn(self.seed, "terms", source, target) >= self.share * 2**53:
             return source, target
-        return annotate(source, self.glossary, self.symbols, target), target
+        return _annotated(source, self._terms, tuple(self.symbols), target), target
+
+    @functools.cached_property
+    def _terms(self) -> _Index:
+        return _index(self.glossary)
