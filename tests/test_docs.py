@@ -180,6 +180,14 @@ SEPARATE = {  # independent pages: quicker code, and a check of the names that t
         {'tt.PRESETS["tiny"]': SMALL, "steps=800": "steps=8", "train=2_000, dev=100": "train=600, dev=10"},
         lambda names: len(names["further"]) == 100 and len(set(names["sources"])) > 50,
     ),
+    "tutorials/terms": (
+        {'tt.PRESETS["tiny"]': SMALL, 'tt.RECIPES["tiny"]': "tt.Recipe(steps=4, batch_tokens=512, warmup_steps=8)"},
+        lambda names: names["annotated"] == "The <term> alte Frau </term> opens the <term> Tür </term>.",
+    ),
+    "guides/casing": (
+        {},
+        lambda names: names["references"] == [text.upper() for text in names["dev"][1]],
+    ),
     "tutorials/fine-tune": (
         {
             "train=2_000, dev=40": "train=700, dev=10",
@@ -211,6 +219,7 @@ SEPARATE["guides/new-language"] = (
     ),
 )
 FAST = ("tutorials/layers", "tutorials/language-model", "guides/own-encoder", "guides/large-corpora")
+FAST = ("guides/casing", "tutorials/layers", "tutorials/language-model", "guides/own-encoder", "guides/large-corpora")
 ELSEWHERE = ["guides/beam", "reference/vocabulary"]  # run by test_beam.py, test_tokenizer.py
 
 

@@ -68,12 +68,12 @@ def test_records_are_the_memory(text, tmp_path):
 
 def by_line(blocks):
     """Returns the ids of both sides by their line."""
-    found = {}
+    lines = {}
     for ids in blocks:
         batch = ids.batch(np.arange(len(ids)))
         rows = zip(ids.lines.tolist(), batch.source.tolist(), batch.target_out.tolist(), strict=True)
-        found |= {line: [list(filter(None, side)) for side in sides] for line, *sides in rows}
-    return found
+        lines |= {line: [list(filter(None, side)) for side in sides] for line, *sides in rows}
+    return lines
 
 
 def test_shares_and_seeds(many):
@@ -98,10 +98,10 @@ def test_shares_and_seeds(many):
 def test_a_run_that_resumes_has_the_same_pairs(many):
     """A run compares these values, and its stored ids have them as key."""
     source, _ = many
-    one = NoisySource(source, **SHARES).contents()
-    others = [SHARES | {name: 0.01} for name in SHARES] + [SHARES | {"seed": 2}]
-    assert one == NoisySource(source, **SHARES, seed=1).contents()
-    assert all(NoisySource(source, **other).contents() != one for other in others)
+    contents = NoisySource(source, **SHARES).contents()
+    changed = [SHARES | {name: 0.01} for name in SHARES] + [SHARES | {"seed": 2}]
+    assert contents == NoisySource(source, **SHARES, seed=1).contents()
+    assert all(NoisySource(source, **other).contents() != contents for other in changed)
 
 
 TEXTS = [("Der Straße ǆ ŉ ΟΔΟΣ nach", "Улица, İstanbul"), ("東京 abc 1st", "“so” it's (fine) USA"), ("e\u0301a", "ﬁ")]

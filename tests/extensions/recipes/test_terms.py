@@ -19,22 +19,21 @@ def test_terms_of_a_source():
     source = tt.sources.MemorySource(*map(list, zip(*pairs, strict=True)))
     expected = []
     for text, target in pairs:
-        found = {term for term in TERMS if TERMS[term] in re.findall(r"\w+", target)}
-        one = "|".join(sorted(found)) or "(?!)"
+        matches = {term for term in TERMS if TERMS[term] in re.findall(r"\w+", target)}
+        one = "|".join(sorted(matches)) or "(?!)"
         written = re.sub(rf"(?i)\b(?:{one})\b", lambda m: f"<term> {TERMS[m[0].lower()]} </term>", text)
-        if len(found) == len(TERMS):
+        if len(matches) == len(TERMS):
             assert written == annotate(text, TERMS)
         expected.append((written.encode(), target.encode()))
-    glossary = TERMS
-    assert list(TermSource(source, glossary, share=1).pairs()) == expected
+    assert list(TermSource(source, TERMS, share=1).pairs()) == expected
     unchanged = [tuple(side.encode() for side in pair) for pair in pairs]
-    assert list(TermSource(source, glossary, share=0).pairs()) == unchanged
+    assert list(TermSource(source, TERMS, share=0).pairs()) == unchanged
     has_term = [new != old for new, old in zip(expected, unchanged, strict=True)]
-    half = list(TermSource(source, glossary, share=0.3).pairs())
+    half = list(TermSource(source, TERMS, share=0.3).pairs())
     hits = sum(new != old for new, old in zip(half, unchanged, strict=True))
     assert abs(hits - 0.3 * sum(has_term)) < 5 * math.sqrt(0.21 * sum(has_term))
     assert all(new in (one, old) for new, one, old in zip(half, expected, unchanged, strict=True))
-    assert TermSource(source, glossary).contents() != TermSource(source, TERMS | {"a": "b"}).contents()
+    assert TermSource(source, TERMS).contents() != TermSource(source, TERMS | {"a": "b"}).contents()
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_terms_of_a_source():
         ("power  cable power-cable", "[Netzkabel] power-[Kabel]"),
         ("我在東京都。東京", "我在[Präfektur Tokio]。[Tokio]"),
         ("कमी कम", "कमी [wenig]"),
-        ("STRASSE cafe\u0301 cafe", "[road] cafe\u0301 [Lokal]"),
+        ("STRASSE cafe\u0301 cafe", "[road] cafe\u0301 [Kneipe]"),
         ("C++ (new)? a.c abc .*", "[C+++]? [dot] abc [\\1 star]"),
         (
             "<b>cable</b> <a cable='1'> {cable} cable@example.org",
@@ -56,7 +55,7 @@ def test_terms_of_a_source():
 )
 def test_the_longest_term_between_word_borders(text, expected):
     terms = {"cable": "Kabel", "power cable": "Netzkabel", "東京": "Tokio", "東京都": "Präfektur Tokio", "कम": "wenig"}
-    terms |= {"straße": "road", "cafe": "Lokal", "c++ (new)": "C+++", "a.c": "dot", ".*": "\\1 star"}
+    terms |= {"straße": "road", "cafe": "Kneipe", "c++ (new)": "C+++", "a.c": "dot", ".*": "\\1 star"}
     written = annotate(text, terms)
     assert written == re.sub(r"\[(.+?)\]", r"<term> \1 </term>", expected)
     assert annotate(written, terms) == written
@@ -71,7 +70,6 @@ def test_tags_are_no_terms():
 def test_a_vocabulary_has_the_symbols():
     source = TermSource(tt.sources.MemorySource(["a door"] * 9, ["eine Tür"] * 9), TERMS, share=1)
     tokenizer = source.train_tokenizer(280, "bpe")
-    assert tokenizer.tokens(tokenizer.encode(["<term> Tür </term>"])[0])[1::2] != []
     assert {"<term>", "</term>"} <= set(tokenizer.tokens(tokenizer.encode(["a<term> Tür </term>"])[0]))
     with pytest.raises(tt.BadInput, match="a token for each tag of the sources, got none for <term>, </term>"):
         source.encoder(tt.Tokenizer.train_from_iterator(["a door", "eine Tür"], 270))
