@@ -40,6 +40,7 @@ def test_shards_are_the_whole(text, tmp_path):
     assert 0.3 < np.mean([pair != new for pair, new in zip(encoded_pairs(pairs), expected, strict=True)]) < 0.7
     for source in (of_text, packed, of_memory, custom):
         check_pairs(NoisySource(source, **SHARES), expected, BAD, tmp_path)
+        assert NoisySource(source).place(1, 6) == source.place(1, 6)
     tagged = tt.sources.TaggedSource({"<2DE>": NoisySource(of_text, upper=1, title=0, lower=0, typos=0), "": packed})
     terms = TermSource(tagged, {"the": "Die", "old": "alte"})
     bad = {start + index for start in (0, PAIRS) for index in BAD}

@@ -42,19 +42,26 @@ def test_terms_of_a_source():
         ("Power cable, CABLE. cables", "[Netzkabel], [Kabel]. cables"),
         ("power  cable power-cable", "[Netzkabel] power-[Kabel]"),
         ("我在東京都。東京", "我在[Präfektur Tokio]。[Tokio]"),
-        ("कमी कम", "कमी [wenig]"),
-        ("STRASSE cafe\u0301 cafe", "[road] cafe\u0301 [Kneipe]"),
+        ("कमी कम ปี2020", "कमी [wenig] [Jahr]2020"),
+        ("STRASSE Straße cafe\u0301 cafe", "[road] [road] cafe\u0301 [Kneipe]"),
         ("C++ (new)? a.c abc .*", "[C+++]? [dot] abc [\\1 star]"),
         (
             "<b>cable</b> <a cable='1'> {cable} cable@example.org",
             "<b>[Kabel]</b> <a cable='1'> {cable} cable@example.org",
         ),
-        ("<term> Kabel cable </term> cable <term>", "[Kabel cable] [Kabel] <term>"),
+        ("<term> <term> Kabel cable </term> cable <term>", "<term> [Kabel cable] [Kabel] <term>"),
         ("", ""),
     ],
 )
 def test_the_longest_term_between_word_borders(text, expected):
-    terms = {"cable": "Kabel", "power cable": "Netzkabel", "東京": "Tokio", "東京都": "Präfektur Tokio", "कम": "wenig"}
+    terms = {
+        "cable": "Kabel",
+        "power cable": "Netzkabel",
+        "東京": "Tokio",
+        "東京都": "Präfektur Tokio",
+        "कम": "wenig",
+        "ปี": "Jahr",
+    }
     terms |= {"straße": "road", "cafe": "Kneipe", "c++ (new)": "C+++", "a.c": "dot", ".*": "\\1 star"}
     written = annotate(text, terms)
     assert written == re.sub(r"\[(.+?)\]", r"<term> \1 </term>", expected)

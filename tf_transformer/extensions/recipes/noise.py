@@ -19,7 +19,7 @@ from tf_transformer.utils.files import encoded
 from tf_transformer.utils.values import Kind, Seed, check_fields
 
 PairShare = Annotated[float, Kind("a share from 0 to 1", lambda share: 0 <= share <= 1)]
-_WORD_START = re.compile(r"(?<!\S)[\W_]*+\w")
+_WORD_START = re.compile(r"(?<!\S)(?:[^\w\s]|_)*+\w")
 _TWO_LETTERS = re.compile(r"[^\W\d_](?=[^\W\d_])")
 
 

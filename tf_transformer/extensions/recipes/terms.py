@@ -24,8 +24,8 @@ _MARKS = "".join(c for c in map(chr, range(0x300, 0x1F000)) if unicodedata.categ
 @functools.cache
 def _words(symbols: tuple[str, ...] = ()) -> re.Pattern[str]:
     """Returns a regular expression for words, and for what is never part of a term: written terms, symbols, tags."""
-    unread, words = ["<term>.*?</term>", untouched(symbols)], rf"[{DENSE}]|(?:[^\W{DENSE}]|[{_MARKS}])++|\S"
-    return re.compile("|".join([*unread, words]), re.DOTALL)
+    unread = ["<term>(?:(?!<term>).)*?</term>", untouched(symbols)]
+    return re.compile("|".join([*unread, rf"[{DENSE}]|(?:[^\W{DENSE}]|[{_MARKS}])++|\S"]), re.DOTALL)
 
 
 @checked
