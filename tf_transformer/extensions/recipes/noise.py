@@ -89,8 +89,8 @@ class NoisySource(RewrittenSource):
         upper: Share of pairs in capitals.
         title: Share of pairs with a capital at the start of each word.
         lower: Share of pairs with a source in lower case.
-        typos: Share of pairs with a typo per ten words of the source, rounded up. A typo swaps two letters of a word,
-            or drops, doubles or replaces one.
+        typos: Share of pairs with typos in the source, one per ten words between tags, rounded up. A typo swaps two
+            letters of a word, or drops, doubles or replaces one.
         seed: Random seed, any integer.
     """
 
