@@ -41,6 +41,8 @@ RETURNED = {
     "_Dev",
     "Filtered",
 }  # dataclasses that only the package creates
+# Dataclasses that only the package creates, and a base class.
+RETURNED = {"Score", "SearchOption", "Summary", "HeldOut", "RewrittenSource"}
 
 
 def kinds_of(annotation):
