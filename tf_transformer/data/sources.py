@@ -437,7 +437,7 @@ class Wrapper(Composite):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("kind", "max_length", "skip_bad_lines", "symbols"):
+        for name in ("kind", "max_length", "skip_bad_lines", "symbols", "place"):
             object.__setattr__(self, name, getattr(self.source, name))
 
     @checked

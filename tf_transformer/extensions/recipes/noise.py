@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.pairs import Pair, Part, Row, Source, Text, pairs_of_texts
+from tf_transformer.data.pairs import Languages, Part, Row, Source
+from tf_transformer.data.sources import Wrapper
 from tf_transformer.data.text_files import line_problem
 from tf_transformer.extensions.documents.marked import PLACEHOLDER
 from tf_transformer.utils.files import encoded
-from tf_transformer.utils.values import Kind, Seed, check_fields
+from tf_transformer.utils.values import Kind, Seed
 
 PairShare = Annotated[float, Kind("a share from 0 to 1", lambda share: 0 <= share <= 1)]
 _WORD_START = re.compile(r"(?<!\S)(?:[^\w\s]|_)*+\w")
@@ -24,41 +25,33 @@ _TWO_LETTERS = re.compile(r"[^\W\d_](?=[^\W\d_])")
 
 
 @dataclass(frozen=True)
-class RewrittenSource(Source):
+class RewrittenSource(Wrapper):
     """A source whose pairs are rewritten. The new texts depend only on the old ones, so shards and workers agree."""
 
     source: Source
 
+    encoder = Source.encoder  # It needs the symbols of the new texts.
+
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.source.kind != self.kind:
-            raise BadInput(f"source: expected a source of {self.kind}, got one of {self.source.kind}")
-        for name in ("max_length", "skip_bad_lines", "symbols", "parts", "place"):
-            object.__setattr__(self, name, getattr(self.source, name))
+        super().__post_init__()
+        if self.kind != "translation":
+            raise BadInput(f"source: expected a source of translation, got one of {self.kind}")
 
     @abc.abstractmethod
     def rewrite(self, source: str, target: str) -> tuple[str, str]:
         """Returns the new texts of a good pair."""
 
-    def pairs(self) -> Iterator[Pair]:
-        return (self._rewritten(*pair) for pair in pairs_of_texts(self.source.pairs()))
+    def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
+        for languages, rows in self.source.segments(part):
+            yield languages, itertools.starmap(self._rewritten, rows)
 
-    def rows(self) -> Iterator[Row]:
-        return ((number, *self._rewritten(*pair)) for number, *pair in self.source.rows())
-
-    def read(self, part: Part) -> Iterator[Pair]:
-        return (self._rewritten(*pair) for pair in pairs_of_texts(self.source.read(part), part.first))
-
-    def good_pairs(self, part: Part) -> Iterator[Row]:
-        return ((index, *self._rewritten(*pair)) for index, *pair in self.source.good_pairs(part))
-
-    def _rewritten(self, *pair: Text) -> tuple[bytes, bytes]:
-        source, target = map(encoded, pair)
-        if line_problem(source) or line_problem(target):
-            return source, target
-        new_source, new_target = map(encoded, self.rewrite(source.decode(), target.decode()))
-        # A longer text may exceed the bytes of a line.
-        return (source, target) if line_problem(new_source) or line_problem(new_target) else (new_source, new_target)
+    def _rewritten(self, number: int, *pair: bytes) -> Row:
+        source, target = pair
+        if source and target:
+            new = tuple(map(encoded, self.rewrite(source.decode(), target.decode())))
+            # A longer text may exceed the bytes of a line.
+            source, target = pair if any(map(line_problem, new)) else new
+        return number, source, target
 
 
 def drawn(seed: int, *texts: str) -> int:
