@@ -246,9 +246,13 @@ FAMILY = Family(
     M2M100Config,
     M2M100Transformer,
     M2M100Tokenizer,
-    # transformers 5 drops NLLB-200's SentencePiece model.
+    # transformers 5 writes NLLB-200's tokenizer.json without its SentencePiece model.
     recognizes=lambda folder: (
-        (folder / PIECES).is_file() or any(b'"m2m_100"' in read_bytes(file) for file in folder.glob("config.json"))
+        (folder / PIECES).is_file()
+        or (
+            (folder / "tokenizer.json").is_file()
+            and any(b'"m2m_100"' in read_bytes(file) for file in folder.glob("config.json"))
+        )
     ),
     load=lambda folder: M2M100Checkpoint(folder).load(),
     write=write,
