@@ -268,6 +268,7 @@ def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch
         "Batching": {"tokenizer": translator.tokenizer, "batch_tokens": 300, "seed": 1},
         "Corpus": {"train": tt.sources.MemorySource(["a"], ["b"]), "dev": (["a"], ["b"])},
         "Preparation": {"source": tt.sources.TextSource("a", "b"), "folder": tmp_path},
+        "Filtered": {"source": tt.sources.MemorySource(["a"], ["b"]), "filters": tt.Filters()},
         "ParquetSource": {"pattern": "a", "columns": ("b", "c")},
         "Part": {"number": 0, "first": 0, "count": 1},
         "MemorySource": {"source": ["a"], "target": ["b"]},
