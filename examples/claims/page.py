@@ -41,6 +41,7 @@ CLAIMS = {
 }
 # Columns after the score, which are fields of a line
 COLUMNS = {
+    "decoding": (),  # the line has the perplexity of the last checkpoint only
     "tuning": ("perplexity",),
     "scaling": ("perplexity", "entropy", "gradient_norm"),
     "parsing": ("parameters", "seconds"),
