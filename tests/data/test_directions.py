@@ -150,7 +150,7 @@ def test_a_held_out_pair_is_held_out_everywhere(kind, tokenizer, tmp_path):
     assert [row for part in parts for row in corpus.train.rows(part)] == list(corpus.train.rows())
 
 
-def test_every_source_has_a_share_and_filters(tmp_path):
+def test_every_source_has_a_share_and_filters(tmp_path, capsys):
     """Filters in memory keep what those of records keep."""
     from pyarrow import Table, parquet
 
@@ -165,6 +165,8 @@ def test_every_source_has_a_share_and_filters(tmp_path):
     learned = tt.Tokenizer.train_from_iterator([*itertools.chain(*sides)], 400, user_defined_symbols=["<2de>"])
     of_files = tt.TextCorpus(files, dev=0.1, filters=filters)
     expected = [row[0] for row in of_files.train.rows()]
+    repeated = len(pairs) - len({(source, target.strip()) for source, target in pairs})
+    assert capsys.readouterr().out == f"filters dropped {repeated} duplicates, 1 identical\n"
     work = tt.Preparation(HeldOut(TextSource(*files), 0.1), tmp_path / "records", filters)
     work.run(work.source.parts(29, work.folder), learned)
     (ids,) = (block.read() for block in tt.Records(work.folder).blocks())

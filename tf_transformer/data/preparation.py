@@ -31,6 +31,7 @@ from tf_transformer.models.families import load_tokenizer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import locked, user_path, write_json
 from tf_transformer.utils.reading import read_json
+from tf_transformer.utils.terminal import say
 from tf_transformer.utils.values import Count, check_fields, checked
 
 # Names of files that a stopped program may leave in the folder.
@@ -113,6 +114,9 @@ class Filtered(Wrapper):
         for languages, rows in self.source.segments():
             is_duplicate = functools.partial(is_repeated, languages)
             yield languages, self.filters.kept(rows, self.symbols, is_duplicate, dropped)
+        if dropped and "_reported" not in self.__dict__:
+            self.__dict__["_reported"] = True
+            say("filters dropped " + ", ".join(f"{count:,} {name}" for name, count in dropped.items()))
 
 
 def _digest(source: bytes, target: bytes) -> bytes:
