@@ -47,7 +47,7 @@ def directed(args: argparse.Namespace, model: Any, check: bool) -> tuple[Any, An
                 continue
             if not 4 <= len(columns) <= 7:
                 raise BadInput(f"expected {COLUMNS}, got {len(columns)} columns")
-            weights.append(convert("weight", float(columns.pop()), Positive) if len(columns) % 2 else 1.0)
+            weights.append(convert("weight", _number(columns.pop()), Positive) if len(columns) % 2 else 1.0)
             pair, files = (columns[0], columns[1]), [str(user_path(file).absolute()) for file in columns[2:]]
             tokenizer.with_languages(*pair)
             for sources, start in [(train, 0), (dev, 2)][: len(files) // 2]:
@@ -65,3 +65,10 @@ def directed(args: argparse.Namespace, model: Any, check: bool) -> tuple[Any, An
     languages = dict(zip(LANGUAGES, train[0].languages, strict=True)) | languages
     model = (model.with_languages if tokenizer is model else model.replace)(**languages)
     return model, JoinedSource(train, weights), JoinedSource(dev) if dev else None
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # `convert` reports it.
