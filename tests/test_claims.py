@@ -192,7 +192,7 @@ def write_data(folder):
         (folder / f"multi30k/test.{language}").rename(folder / f"multi30k/test2016.{language}")
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_a_stopped_trial_ends_as_one_that_was_not(unscored, tmp_path):
     write_data(tmp_path)
     small = {"num_layers": 1, "num_heads": 1, "d_model": 8, "d_ff": 16, "vocab_size": 400}

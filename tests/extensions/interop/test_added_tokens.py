@@ -13,6 +13,7 @@ from conftest import array
 from test_m2m100 import ADDED, CONFIG, JSON, added, languages, nllb  # noqa: F401  (nllb is a fixture)
 
 import tf_transformer as tt
+from tf_transformer.extensions.interop.engines import litert_client
 from tf_transformer.extensions.interop.families.m2m100.family import M2M100Checkpoint
 from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
 from tf_transformer.models.families import tokenizer_of
@@ -156,6 +157,11 @@ def test_checkpoints_that_transformers_extended(family, tmp_path):
     is_finite = (wanted := np.array(expected["logits"])[:, target.rows[EOS_ID:]]) > -1e6
     np.testing.assert_allclose(logits[is_finite], wanted[is_finite], atol=3e-5)
     assert translator(expected["texts"]) == expected["greedy"]
+    tokenizer = translator.tokenizer
+    for name, content in (tokenizer.files | tokenizer.vocabularies).items():
+        (tmp_path / name).write_bytes(content)
+    client = litert_client._Pieces(tmp_path)
+    assert [client.encode(text) for text in expected["texts"]] == [row[tokenizer.num_language_tokens :] for row in ids]
     if family == "nllb":
         assert target.rows[target.languages["mic_Latn"]] == 464
         (folder / "sentencepiece.bpe.model").unlink()  # as transformers 5 saves it

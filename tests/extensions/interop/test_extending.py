@@ -14,8 +14,8 @@ import tf_transformer as tt
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 
 TEXTS = ["The old woman.", "Ein rotes Haus."]
-TOKENS = ["<term>", "</term>", "東", "Acme"]
-TAGGED = "The <term>old</term> Acme 東東x"
+TOKENS = ["<term>", "</term>", "東", "oldwoman"]
+TAGGED = "The <term>old</term> oldwoman 東東x"
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +61,13 @@ def test_the_rest_stays(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", TRANSLATORS)
 def test_a_token_is_one_id_in_python_and_in_graphs(kind, tmp_path):
-    tokenizer = TRANSLATORS[kind](tmp_path / "checkpoint").with_tokens(TOKENS).tokenizer
+    translator = TRANSLATORS[kind](tmp_path / "checkpoint")
+    tokenizer = translator.with_tokens(TOKENS[:3]).with_tokens(TOKENS[3:]).tokenizer
     (ids,), (targets,) = tokenizer.encode([TAGGED]), tokenizer.encode_target([TAGGED])
-    assert [token for token in tokenizer.source_tokens(ids) if token in TOKENS] == [*TOKENS[:2], "Acme", "東", "東"]
+    assert [token for token in tokenizer.source_tokens(ids) if token in TOKENS] == [*TOKENS[:2], "oldwoman", "東", "東"]
     assert tokenizer.tokenize([TAGGED]).to_list() == [ids]
     assert tokenizer.tokenize_target([TAGGED]).to_list() == [targets]
-    spaced = "The <term> old </term> Acme 東東x" if hasattr(tokenizer, "added") and tokenizer.added else TAGGED
+    spaced = "The <term> old </term> oldwoman 東東x" if hasattr(tokenizer, "added") and tokenizer.added else TAGGED
     assert tokenizer.decode([targets]) == [spaced]
     assert [text.decode() for text in tokenizer.detokenize([targets]).numpy()] == [spaced]
 
@@ -97,7 +98,7 @@ def test_a_language_begins_as_its_relative(many):
 
 
 @pytest.mark.program
-def test_a_run_begins_with_it_and_an_ensemble_takes_its_languages(many, text, tmp_path):
+def test_a_run_begins_with_it_and_an_ensemble_takes_its_languages(many, text, unscored, tmp_path):
     start = many.with_language("mic", like="de").with_tokens(["<term>"]).replace(target_language="mic")
     corpus = tt.TextCorpus(train=(text / "train.en", text / "train.de"), dev=(text / "dev.en", text / "dev.de"))
     recipe = dataclasses.replace(tt.RECIPES["finetune"], epochs=None, steps=2, learning_rate=1e-9)

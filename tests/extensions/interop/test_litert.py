@@ -27,8 +27,10 @@ import tf_transformer as tt
 from tf_transformer.extensions.interop.engines import litert_client, portable
 from tf_transformer.extensions.interop.engines.litert_client import LiteRTTranslator
 from tf_transformer.extensions.interop.families.m2m100.family import M2M100Checkpoint
+from tf_transformer.extensions.interop.families.m2m100.tokenizer import IDS, M2M100Tokenizer
 from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
 from tf_transformer.extensions.interop.families.marian.tokenizer import MarianTokenizer
+from tf_transformer.extensions.interop.families.pieces import archive_of
 from tf_transformer.utils.terminal import quiet_stderr
 
 ADDED = ["<term>", "<term>s", "a+", "東"]  # tokens to add
@@ -89,7 +91,7 @@ def test_threads_that_load_a_model_keep_standard_error(first, second):
 
 
 @pytest.mark.parametrize(
-    "kind", ["ours", "one vocabulary", "two vocabularies", "m2m100", "added", "bytes in the target"]
+    "kind", ["ours", "one vocabulary", "two vocabularies", "m2m100", "added", "silent", "bytes in the target"]
 )
 def test_the_client_spells_as_the_tokenizer(kind, translator, tmp_path):
     """Except for the language at the start of M2M100's sources."""
@@ -100,6 +102,10 @@ def test_the_client_spells_as_the_tokenizer(kind, translator, tmp_path):
     elif kind == "added":
         checkpoint(2, tmp_path / "checkpoint")
         tokenizer = tt.Translator.from_pretrained(tmp_path / "checkpoint").with_tokens(ADDED).tokenizer
+    elif kind == "silent":
+        added = tt.Translator.from_pretrained(M2M100).with_tokens(ADDED).tokenizer
+        description = added.description | {"silent": [*added.description["silent"], added.target.ids["<term>"]]}
+        tokenizer = M2M100Tokenizer(archive_of({**added.contents, IDS: description})).with_languages("en", "de")
     elif kind == "bytes in the target":
         tokenizer = MarianTokenizer(bytes_of_the_target())
     else:
