@@ -30,7 +30,7 @@ def main(argv=None) -> dict:
     common.prepare_tensorflow(args, inter_threads=args.threads)
     from tf_transformer.data import datasets as data
     from tf_transformer.data.batches import Batches
-    from tf_transformer.data.records import Records
+    from tf_transformer.extensions.records.records import Records
 
     began = time.perf_counter()
     records = Records(folder)

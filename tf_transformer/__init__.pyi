@@ -13,9 +13,6 @@ from tf_transformer.data.corpus import Corpus as Corpus
 from tf_transformer.data.corpus import TextCorpus as TextCorpus
 from tf_transformer.data.corpus import TfdsCorpus as TfdsCorpus
 from tf_transformer.data.corpus import ToyCorpus as ToyCorpus
-from tf_transformer.data.preparation import Filters as Filters
-from tf_transformer.data.preparation import Preparation as Preparation
-from tf_transformer.data.records import Records as Records
 from tf_transformer.evaluation import bleu as bleu
 from tf_transformer.evaluation import visualize as visualize
 from tf_transformer.evaluation.metric import Metric as Metric
@@ -27,6 +24,9 @@ from tf_transformer.extensions.adapters.lora import merge_lora as merge_lora
 from tf_transformer.extensions.adapters.lora import save_adapter as save_adapter
 from tf_transformer.extensions.parsing.corpus import TreebankCorpus as TreebankCorpus
 from tf_transformer.extensions.parsing.parser import Parser as Parser
+from tf_transformer.extensions.records.preparation import Filters as Filters
+from tf_transformer.extensions.records.preparation import Preparation as Preparation
+from tf_transformer.extensions.records.records import Records as Records
 from tf_transformer.extensions.text_models.language_model import LanguageModel as LanguageModel
 from tf_transformer.extensions.text_models.recurrent import recurrent_decoder as recurrent_decoder
 from tf_transformer.extensions.text_models.text_generator import TextGenerator as TextGenerator

@@ -91,7 +91,7 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str], tokenizer: An
     """Trains a tokenizer, unless there is one, and runs a `Preparation`: in a pipeline, in processes or in this one."""
     import tf_transformer as tt
     from tf_transformer.data.batches import Batches
-    from tf_transformer.data.records import SHARD_LINES, Records
+    from tf_transformer.extensions.records.records import SHARD_LINES, Records
     from tf_transformer.models.families import load_tokenizer
 
     folder = work.folder

@@ -24,7 +24,7 @@ from .directions import add_directions, directed
 
 if TYPE_CHECKING:
     from tf_transformer.data.corpus import Corpus
-    from tf_transformer.data.records import Records
+    from tf_transformer.extensions.records.records import Records
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
     print("loading Keras ...", flush=True)
     on_tensorflow = load_backend() == "tensorflow"
     import tf_transformer as tt
-    from tf_transformer.data.records import Records
+    from tf_transformer.extensions.records.records import Records
     from tf_transformer.models.families import load_tokenizer
     from tf_transformer.serving.versions import next_version
 

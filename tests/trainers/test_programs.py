@@ -19,8 +19,8 @@ from programs import ROOT, fails, options
 
 import tf_transformer as tt
 from tf_transformer.data import toy_corpus
-from tf_transformer.data.records import Records
 from tf_transformer.extensions.conformance import check as checking
+from tf_transformer.extensions.records.records import Records
 from tf_transformer.serving import savedmodel as publish
 from tf_transformer.serving import versions
 from tf_transformer.training.run import Run

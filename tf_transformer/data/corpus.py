@@ -16,10 +16,10 @@ from tf_transformer.config import BadInput
 from tf_transformer.data import toy_corpus
 from tf_transformer.data.batches import Batches, Block, Ids, metadata_of, tokenized
 from tf_transformer.data.pairs import Languages, Source, Texts, lists_of, once, rows_of, texts_of
-from tf_transformer.data.preparation import Filtered, Filters
-from tf_transformer.data.records import Records
 from tf_transformer.data.sources import HeldOut, MemorySource, Share, TextSource, TfdsSource
 from tf_transformer.data.text_files import read_text_pairs
+from tf_transformer.extensions.records.preparation import Filtered, Filters
+from tf_transformer.extensions.records.records import Records
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import checksum, user_path
 from tf_transformer.utils.terminal import say

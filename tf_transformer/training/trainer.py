@@ -14,11 +14,11 @@ from tf_transformer.data import datasets as data
 from tf_transformer.data.batches import Batches
 from tf_transformer.data.corpus import Batching, Corpus, DevSet, Files
 from tf_transformer.data.pairs import Texts
-from tf_transformer.data.records import Records
 from tf_transformer.data.sources import MemorySource
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.evaluation.bleu import Score
 from tf_transformer.evaluation.metric import Metric
+from tf_transformer.extensions.records.records import Records
 from tf_transformer.inference.loading import trained
 from tf_transformer.inference.translator import Translator
 from tf_transformer.layers.lora import freeze, frozen_weights

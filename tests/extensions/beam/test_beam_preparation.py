@@ -12,8 +12,9 @@ import pytest
 from test_records import contents, rows, write_text
 
 import tf_transformer as tt
-from tf_transformer.data import preparation, toy_corpus
-from tf_transformer.data.records import Records
+from tf_transformer.data import toy_corpus
+from tf_transformer.extensions.records import preparation
+from tf_transformer.extensions.records.records import Records
 
 beam = pytest.importorskip("apache_beam")
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner  # noqa: E402

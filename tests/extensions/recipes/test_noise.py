@@ -10,8 +10,8 @@ from test_sources import text as text  # a fixture
 import tf_transformer as tt
 from tf_transformer.data import toy_corpus
 from tf_transformer.data.corpus import Batching
-from tf_transformer.data.records import Records
 from tf_transformer.extensions.recipes import NoisySource, TermSource
+from tf_transformer.extensions.records.records import Records
 
 SHARES = {"upper": 0.17, "title": 0.13, "lower": 0.11, "typos": 0.07}
 

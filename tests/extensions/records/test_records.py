@@ -15,10 +15,11 @@ from test_data import expected_rows
 
 import tf_transformer as tt
 from tf_transformer.data import batches as ids
-from tf_transformer.data import records, toy_corpus
+from tf_transformer.data import toy_corpus
 from tf_transformer.data.batches import Batches
 from tf_transformer.data.corpus import Batching
 from tf_transformer.data.text_files import line_problem
+from tf_transformer.extensions.records import records
 
 PAIRS, BATCH = 701, 512
 
@@ -334,7 +335,7 @@ def test_records_are_of_one_tokenizer_and_of_one_length(written, corpus, other):
 
 @pytest.mark.parametrize("family", ["marian", "m2m100"])
 def test_records_of_a_pretrained_tokenizer(family, tmp_path):
-    tokenizer = tt.Translator.from_pretrained(Path(__file__).parents[1] / family / "trained").tokenizer
+    tokenizer = tt.Translator.from_pretrained(Path(__file__).parents[2] / family / "trained").tokenizer
     if tokenizer.languages:
         with pytest.raises(tt.BadInput, match="^target_language: expected one of 100 languages, .*; got none$"):
             write(([("a", "b")], tokenizer), tmp_path)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.data.preparation import hashed, repeated
+from tf_transformer.extensions.records.preparation import hashed, repeated
 
 WORDS = ["a", "b", "é", "e\u0301", "ﬁ", "fi", "\u00a0", " ", "  ", "東"]
 

@@ -15,8 +15,8 @@ from tf_transformer.data.batches import Batches, tokenized
 from tf_transformer.data.corpus import Batching, read_texts
 from tf_transformer.data.datasets import token_batches
 from tf_transformer.data.pairs import Source, encoder_of
-from tf_transformer.data.records import Records
 from tf_transformer.data.sources import HeldOut, JoinedSource, MemorySource, TaggedSource, TextSource
+from tf_transformer.extensions.records.records import Records
 from tf_transformer.utils.files import encoded
 
 PAIRS = 211
@@ -194,7 +194,7 @@ def test_tags_that_a_tokenizer_lacks_are_rejected(model, text, tmp_path):
         tokenizer, config = text[2], dataclasses.replace(tt.PRESETS["tiny"], vocab_size=400)
     else:
         options = {"source_language": "en", "target_language": "de"} if "m2m100" in model else {}
-        start = tt.Translator.from_pretrained(Path(__file__).parents[2] / model, **options)
+        start = tt.Translator.from_pretrained(Path(__file__).parents[3] / model, **options)
         tokenizer, config, options = start.tokenizer, start.model.config, {"start": start}
     tagged = TaggedSource({"": pair, "<2>": pair, "__en__": TaggedSource({"<3>": pair})})
     message = "^tokenizer: expected one with a token for each tag .*, got none for <2>, __en__, <3>. Train one .*$"

@@ -25,8 +25,8 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.data.batches import metadata_of, tokenized
 from tf_transformer.data.pairs import MAX_LENGTH, Languages, PairsOfPart, Part, Row, Source, once, untagged
-from tf_transformer.data.records import check_shard
 from tf_transformer.data.sources import Wrapper
+from tf_transformer.extensions.records.records import check_shard
 from tf_transformer.models.families import load_tokenizer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import locked, user_path, write_json
