@@ -27,12 +27,12 @@ from hostile import TEXTS
 import tf_transformer as tt
 from tf_transformer.data.batches import Batches
 from tf_transformer.data.corpus import Batching
-from tf_transformer.data.sources import ParquetSource, TextSource
 from tf_transformer.extensions.interop.engines.litert import LiteRT
 from tf_transformer.extensions.interop.engines.onnx_export import ONNX
 from tf_transformer.extensions.parsing import treebank
 from tf_transformer.extensions.records.preparation import Preparation
 from tf_transformer.extensions.records.records import Records
+from tf_transformer.extensions.sources import ParquetSource, TextSource
 from tf_transformer.models.families import load_tokenizer
 from tf_transformer.serving.savedmodel import read_export
 from tf_transformer.training.callbacks import Checkpoints

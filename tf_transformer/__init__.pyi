@@ -7,17 +7,16 @@ from tf_transformer import layers as layers
 from tf_transformer.config import PRESETS as PRESETS
 from tf_transformer.config import BadInput as BadInput
 from tf_transformer.config import TransformerConfig as TransformerConfig
-from tf_transformer.data import sources as sources
 from tf_transformer.data import toy_corpus as toy_corpus
 from tf_transformer.data.corpus import Corpus as Corpus
 from tf_transformer.data.corpus import TextCorpus as TextCorpus
-from tf_transformer.data.corpus import TfdsCorpus as TfdsCorpus
 from tf_transformer.data.corpus import ToyCorpus as ToyCorpus
 from tf_transformer.evaluation import bleu as bleu
 from tf_transformer.evaluation import visualize as visualize
 from tf_transformer.evaluation.metric import Metric as Metric
 from tf_transformer.extensions import beam as beam
 from tf_transformer.extensions import recipes as recipes
+from tf_transformer.extensions import sources as sources
 from tf_transformer.extensions.adapters.lora import enable_lora as enable_lora
 from tf_transformer.extensions.adapters.lora import load_adapter as load_adapter
 from tf_transformer.extensions.adapters.lora import merge_lora as merge_lora
@@ -27,6 +26,7 @@ from tf_transformer.extensions.parsing.parser import Parser as Parser
 from tf_transformer.extensions.records.preparation import Filters as Filters
 from tf_transformer.extensions.records.preparation import Preparation as Preparation
 from tf_transformer.extensions.records.records import Records as Records
+from tf_transformer.extensions.sources.tfds import TfdsCorpus as TfdsCorpus
 from tf_transformer.extensions.text_models.language_model import LanguageModel as LanguageModel
 from tf_transformer.extensions.text_models.recurrent import recurrent_decoder as recurrent_decoder
 from tf_transformer.extensions.text_models.text_generator import TextGenerator as TextGenerator

@@ -37,7 +37,7 @@ def directed(args: argparse.Namespace, model: Any, check: bool) -> tuple[Any, An
         raise BadInput("--temperature: expected --directions as well")
     if not args.directions:
         return model, None, None
-    from tf_transformer.data.sources import DirectedSource, JoinedSource, TextSource, temperature_weights
+    from tf_transformer.extensions.sources import DirectedSource, JoinedSource, TextSource, temperature_weights
 
     tokenizer, weights = getattr(model, "tokenizer", model), list[float]()
     train, dev = list[DirectedSource](), list[DirectedSource]()

@@ -137,7 +137,7 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str], tokenizer: An
 
 def source_of(args: argparse.Namespace) -> Any:
     """Returns the source of the pairs."""
-    from tf_transformer.data import sources
+    from tf_transformer.extensions import sources
     from tf_transformer.utils.files import user_path
 
     if args.tfds:

@@ -16,7 +16,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.data import toy_corpus
 from tf_transformer.data.batches import Batches, Block, Ids, metadata_of, tokenized
 from tf_transformer.data.pairs import Languages, Source, Texts, lists_of, once, rows_of, texts_of
-from tf_transformer.data.sources import HeldOut, MemorySource, Share, TextSource, TfdsSource
+from tf_transformer.data.sources import HeldOut, MemorySource, Share, TextSource
 from tf_transformer.data.text_files import read_text_pairs
 from tf_transformer.extensions.records.preparation import Filtered, Filters
 from tf_transformer.extensions.records.records import Records
@@ -262,24 +262,6 @@ def TextCorpus(
     dev_texts = dev if isinstance(dev, float) else read_texts(dev, "dev")
     source.check()
     return Corpus(source, dev_texts, test_texts, languages_of(files), filters=filters)
-
-
-@checked
-def TfdsCorpus(
-    name: str, languages: tuple[str, str] = ("en", "de"), data_dir: str | os.PathLike[str] | None = None
-) -> Corpus:
-    """Returns the splits "train", "validation" and "test" of a translation corpus of TensorFlow Datasets.
-
-    Args:
-        name: Name of the corpus, for example "wmt14_translate/de-en".
-        languages: Languages of source and target.
-        data_dir: Folder of the corpora. `None` means the default of TFDS.
-
-    Raises:
-        BadInput: If the corpus does not have the languages or splits.
-    """
-    train, dev, test = (TfdsSource(name, split, languages, data_dir) for split in ("train", "validation", "test"))
-    return Corpus(train, dev.texts(), test.texts(), languages)
 
 
 def read_texts(files: Files, name: str = "files") -> Texts:

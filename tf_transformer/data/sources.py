@@ -1,6 +1,6 @@
-"""Sources of pairs: text files, Parquet, TensorFlow Datasets, lists, several sources together, or a custom class.
+"""Sources of pairs: text files, lists, and what is left of a source without a dev set.
 
-A corpus trains on any of them, and `tf-transformer prepare` makes records of any, shard by shard.
+`tt.sources` has more: Parquet, TensorFlow Datasets, several sources together.
 """
 
 import dataclasses
@@ -9,9 +9,7 @@ import hashlib
 import itertools
 import json
 import os
-import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,8 +23,6 @@ from tf_transformer.data.pairs import (
     Pair,
     PairsOfPart,
     Row,
-    Text,
-    even_parts,
     once,
     texts_of,
     untagged,
@@ -34,16 +30,10 @@ from tf_transformer.data.pairs import (
 from tf_transformer.data.pairs import Part as Part
 from tf_transformer.data.pairs import Source as Source
 from tf_transformer.data.text_files import check_text_pairs, line_ranges, read_range, unequal, unpacked
-from tf_transformer.tokenizers.tokenizer import Tokenizer, check_symbols, sentences
-from tf_transformer.utils.extras import import_extra
-from tf_transformer.utils.files import checksum, encoded, lines_of, matching, open_text, user_path
-from tf_transformer.utils.lazy import lazily
-from tf_transformer.utils.reading import reading
-from tf_transformer.utils.values import Kind, Positive, check_fields, checked, convert, shown, span
+from tf_transformer.tokenizers.tokenizer import Tokenizer, sentences
+from tf_transformer.utils.files import lines_of, open_text, user_path
+from tf_transformer.utils.values import Kind, check_fields, checked
 
-tfds = lazily("tensorflow_datasets", "a corpus of TensorFlow Datasets")
-# A Parquet file stores equal rows in few bytes.
-MAX_ROWS_PER_BYTE = 1_000
 Share = Annotated[
     float,
     Kind("a share of the pairs below 0.5, or a number of them", lambda x: 0 < x < 0.5 or (x >= 1 and x.is_integer())),
@@ -154,156 +144,6 @@ class TextSource(Source):
         return f"{(self.source, self.target)[side]}, line {number + 1:,}"
 
 
-@dataclass(frozen=True)
-class TfdsSource(Source):
-    """A translation corpus of TensorFlow Datasets, downloaded at first use.
-
-    Attributes:
-        name: Name of the corpus, for example "wmt14_translate/de-en".
-        split: Split, such as "train"; a range of it, such as "train[200:300]" or "train[:10%]"; or several, with "+".
-        languages: Languages of source and target, for example ("en", "de").
-        data_dir: Folder of the corpora. `None` means the default of TFDS.
-    """
-
-    name: str
-    split: str = "train"
-    languages: tuple[str, str] = ("en", "de")
-    data_dir: str | os.PathLike[str] | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.data_dir is not None:
-            object.__setattr__(self, "data_dir", str(user_path(self.data_dir, "data_dir")))
-
-    def describe(self) -> dict[str, Any]:
-        version = str(self._named().info.version)
-        return {"train": self.name, "version": version, "split": self.split, "languages": list(self.languages)}
-
-    def pairs(self) -> Iterator[Pair]:
-        return self._pairs(self.split)
-
-    @checked
-    def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
-        return even_parts(sum(len(indices) for _, indices in self._ranges(self._builder())), pairs)
-
-    def read(self, part: Part) -> Iterator[Pair]:
-        # TFDS reads a range of a split from its first file on. Skipping examples would read all files before it.
-        first, last = part.first, part.first + part.count
-        for split, indices in self._ranges(self._builder()):
-            if part_of_split := indices[max(first, 0) : max(last, 0)]:
-                yield from self._pairs(f"{split}[{part_of_split.start}:{part_of_split.stop}]")
-            first, last = first - len(indices), last - len(indices)
-
-    def _pairs(self, split: str) -> Iterator[Pair]:
-        texts = self._builder().as_dataset(split=split, shuffle_files=False)
-        return (tuple(text[name] for name in self.languages) for text in texts.as_numpy_iterator())
-
-    def _ranges(self, builder: Any) -> list[tuple[str, range]]:
-        """Returns the name and the indices of each range in `split`, such as "train[:10%]+test"."""
-        sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
-        try:
-            ranges = tfds.core.ReadInstruction.from_spec(self.split).to_absolute(builder.info.splits)
-        except (ValueError, NotImplementedError) as error:
-            expected = f"expected one of the splits {', '.join(sizes)}, or a range of one such as train[:10%]"
-            raise BadInput(f"{self.name}: {expected}, got {self.split!r}") from error
-        return [(part.splitname, range(sizes[part.splitname])[part.from_ : part.to]) for part in ranges]
-
-    def _builder(self) -> Any:
-        builder = self._named()
-        if missing := set(self.languages) - set(builder.info.features):
-            languages = ", ".join(builder.info.features)
-            raise BadInput(f"{self.name}: expected languages among {languages}, got {', '.join(sorted(missing))}")
-        builder.download_and_prepare()
-        self._ranges(builder)
-        return builder
-
-    def _named(self) -> Any:
-        try:
-            return tfds.builder(self.name, data_dir=self.data_dir)
-        except ValueError as error:  # its message ends with a list of all corpora
-            reason = re.split(r"\n| Here are ", str(error))[0]
-            raise BadInput(f"{self.name}: expected a corpus of TensorFlow Datasets, got none: {reason}") from error
-
-
-@dataclass(frozen=True)
-class ParquetSource(Source):
-    """Parquet files with a column of source texts and one of target texts. It needs pyarrow, which Beam installs.
-
-    Attributes:
-        pattern: A file, or a pattern such as "corpus/*.parquet" of files, which are read in the order of their names.
-        columns: Columns of source and target, of strings or bytes. "translation.en" is the field "en" of the column
-            "translation".
-    """
-
-    pattern: str | os.PathLike[str]
-    columns: tuple[str, str]
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        object.__setattr__(self, "pattern", str(user_path(self.pattern, "pattern")))
-
-    def describe(self) -> dict[str, Any]:
-        return {"train": str(self.pattern), "columns": list(self.columns), "sha256": self._checksums}
-
-    @functools.cached_property
-    def _checksums(self) -> list[str]:
-        return [checksum(file) for file in self._files()]
-
-    def pairs(self) -> Iterator[Pair]:
-        (whole,) = self.parts(sys.maxsize, Path())
-        return self.read(whole)
-
-    @checked
-    def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
-        groups, count = list[tuple[str, int, int, int]](), 0  # file, row group, its first row in the corpus, rows
-        for path in self._files():
-            file = _parquet(path)
-            names = [file.schema.column(leaf).path for leaf in range(len(file.schema))]
-            if missing := set(self.columns) - set(names):
-                raise BadInput(f"{path}: expected columns among {', '.join(names)}; got {', '.join(sorted(missing))}")
-            for name in self.columns:
-                kind = file.schema.column(names.index(name)).physical_type
-                if kind != "BYTE_ARRAY":
-                    raise BadInput(f"{path}: expected texts in the column {name}, got {kind}")
-            with reading(path, "a Parquet file"):
-                for group in range(file.num_row_groups):
-                    rows = file.metadata.row_group(group).num_rows
-                    groups.append((path, group, count, rows))
-                    count += rows
-                if not 0 <= count <= MAX_ROWS_PER_BYTE * sum(map(os.path.getsize, self._files())):
-                    raise ValueError(f"{count:,} rows, which so few bytes cannot hold")
-        shards = []
-        for shard in even_parts(count, pairs):
-            end = shard.first + shard.count
-            inside = (group for group in groups if group[2] < end and shard.first < group[2] + group[3])
-            shards.append(dataclasses.replace(shard, where=tuple(inside)))
-        return shards
-
-    def read(self, part: Part) -> Iterator[Pair]:
-        for path, group, first, rows in part.where:
-            start, stop = max(part.first - first, 0), min(part.first + part.count - first, rows)
-            with reading(path, "a Parquet file"):
-                table = _parquet(path).read_row_group(group, columns=list(self.columns)).slice(start, stop - start)
-                while any(name not in table.column_names for name in self.columns):
-                    table = table.flatten()  # fields of columns become columns
-                source, target = (table.column(name).to_pylist() for name in self.columns)
-            for pair in zip(source, target, strict=True):
-                yield encoded(pair[0] or b""), encoded(pair[1] or b"")
-
-    def _files(self) -> list[str]:
-        if files := matching(self.pattern):
-            return files
-        raise FileNotFoundError(f"expected Parquet files, found none at {self.pattern}")
-
-
-def _parquet(path: str) -> Any:
-    import_extra("pyarrow", "parquet", "reading Parquet files")
-    from pyarrow import parquet
-
-    with reading(path, "a Parquet file"):
-        return parquet.ParquetFile(path)
-
-
 class Composite(Source):
     """A source that is made of others. Its pairs are its rows, in which bad pairs are empty."""
 
@@ -312,122 +152,6 @@ class Composite(Source):
 
     def read(self, part: Part) -> Iterator[Pair]:
         return ((source, target) for _, source, target in self.rows(part))
-
-
-@dataclass(frozen=True)
-class TaggedSource(Composite):
-    """Several sources, one after the other, with a tag before each source text.
-
-    So one model learns several directions, and the tag of a text selects one:
-
-        german, french = tt.sources.TextSource("train.en", "train.de"), tt.sources.TextSource("train.en", "train.fr")
-        both = tt.sources.TaggedSource({"<2de>": german, "<2fr>": french})  # "<2de> A dog runs."
-
-    Every tag is one token of a vocabulary that is trained on it. Another tokenizer must have the tags as tokens.
-    Sources may handle bad lines differently.
-
-    Attributes:
-        sources: Sources by their tags, which are `user_defined_symbols` of a vocabulary. "" means no tag. A list of
-            (tag, source) may repeat a tag.
-        weights: How often an epoch has the pairs of each source. With 2.5, it has each pair twice and every other one a
-            third time. `None` means 1 for all.
-    """
-
-    sources: Mapping[str, Source] | Sequence[tuple[str, Source]]
-    weights: Sequence[Positive] | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if not isinstance(self.sources, Mapping):
-            object.__setattr__(self, "sources", tuple(self.sources))
-        by_tag = self._by_tag()
-        are_pairs = all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in by_tag)
-        if not by_tag or not are_pairs or not all(isinstance(source, Source) for _, source in by_tag):
-            raise BadInput(f"sources: expected sources of pairs by their tags, got {shown(self.sources)}")
-        tags, sources = zip(*by_tag, strict=True)
-        check_symbols(dict.fromkeys(tag for tag in tags if tag != ""), "sources")
-        if kinds := {source.kind for source in sources} - {self.kind}:
-            raise BadInput(f"sources: expected sources of {self.kind}, got one of {', '.join(kinds)}")
-        if self.weights is not None:
-            weights = tuple(convert("weights", weight, Positive) for weight in self.weights)
-            if len(weights) != len(sources):
-                raise BadInput(f"weights: expected one for each of {len(sources)} sources, got {len(weights)}")
-            object.__setattr__(self, "weights", weights)
-        inner_tags = (tag for source in sources for tag in source.symbols)
-        object.__setattr__(self, "symbols", list(dict.fromkeys([*filter(None, tags), *inner_tags])))
-        object.__setattr__(self, "max_length", max(source.max_length for source in sources))
-
-    def _by_tag(self) -> list[tuple[str, Source]]:
-        return list(self.sources.items() if isinstance(self.sources, Mapping) else self.sources)
-
-    def describe(self) -> dict[str, Any]:
-        contents = [(tag, source.contents()) for tag, source in self._by_tag()]
-        checksums = [content.get("sha256") for _, content in contents]
-        weights = {"weights": list(self.weights)} if self.weights else {}
-        # A list, since the order of the sources counts.
-        return {"tagged": list(map(list, contents))} | weights | ({"sha256": checksums} if all(checksums) else {})
-
-    def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
-        sources, shard, last = list(enumerate(self._by_tag())), None, 0
-        if part:
-            index, shard = part.where
-            sources, last = [sources[index]], part.first - shard.first
-            shard = dataclasses.replace(shard, count=part.count)
-
-        def copies(index: int, tag: str, first: int, rows: Iterator[Row]) -> Iterator[Row]:
-            nonlocal last
-            weight = self.weights[index] if self.weights else 1
-            for number, text, target in rows:
-                last = first + number
-                # The first n pairs have floor(n * weight) copies: an exact number, without a seed.
-                for _ in range(int(number * weight) - int((number - 1) * weight)):
-                    yield last, _tagged(tag, text) if text else text, target
-
-        for index, (tag, source) in sources:
-            first = last
-            for languages, rows in source.segments(shard):
-                yield languages, copies(index, tag, first, rows)
-
-    @checked
-    def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
-        shards, first = list[Part](), 0
-        for index, (_, source) in enumerate(self._by_tag()):
-            for shard in source.parts(pairs, user_path(folder)):
-                shards.append(Part(len(shards), first, shard.count, (index, shard)))
-                first += shard.count
-        return shards
-
-
-@checked
-def JoinedSource(sources: Sequence[Source], weights: Sequence[Positive] | None = None) -> TaggedSource:
-    """Joins at least one source, one after the other, without tags.
-
-        both = tt.sources.JoinedSource([tt.sources.TextSource("old.en", "old.de"), new], weights=[1, 2.5])
-
-    A source that occurs twice counts twice. Sources may handle bad lines differently, and be `DirectedSource`s of
-    several languages. `weights` are those of `TaggedSource`, for example `temperature_weights(sources, 5)`.
-    """
-    return TaggedSource([("", source) for source in sources], weights)
-
-
-@checked
-def temperature_weights(sources: Sequence[Source], temperature: Annotated[float, span(1)]) -> list[float]:
-    """Returns weights that sample each source in proportion to n^(1/T), where n is its number of pairs.
-
-    The largest source has weight 1. M2M100 was trained with T=5 (Fan et al. 2020).
-
-    Args:
-        sources: Sources, whose pairs are counted.
-        temperature: T. 1 keeps the sizes, and `math.inf` makes them equal.
-    """
-    counts = [sum(1 for _ in source.pairs()) for source in sources]
-    if not all(counts):
-        raise BadInput(f"sources: expected pairs in each, got none at index {counts.index(0)}")
-    return [(max(counts) / count) ** (1 - 1 / temperature) for count in counts]
-
-
-def _tagged(tag: str, text: Text) -> bytes:
-    return encoded(tag) + b" " * bool(tag) + encoded(text)
 
 
 class Wrapper(Composite):
@@ -446,33 +170,6 @@ class Wrapper(Composite):
 
     def encoder(self, tokenizer: Tokenizer) -> Encode:
         return self.source.encoder(tokenizer)
-
-
-@dataclass(frozen=True)
-class DirectedSource(Wrapper):
-    """A source in a language pair of a multilingual model, such as M2M100 or NLLB-200. Join several for one run:
-
-        german = tt.sources.DirectedSource(tt.sources.TextSource("train.en", "train.de"), ("en", "de"))
-        both = tt.sources.JoinedSource([german, french])
-
-    Attributes:
-        source: Pairs.
-        languages: The model's codes of source and target language.
-    """
-
-    source: Source
-    languages: tuple[str, str]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if inner := [languages for languages, _ in self.source.segments() if languages]:
-            raise BadInput(f"source: expected one without languages, got one from {' to '.join(inner[0])}")
-
-    def describe(self) -> dict[str, Any]:
-        return {**self.source.describe(), "direction": list(self.languages)}
-
-    def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
-        yield self.languages, self.source.rows(part)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from checkpoints import M2M100
 import tf_transformer as tt
 from tf_transformer.data import toy_corpus
 from tf_transformer.data.corpus import Batching
-from tf_transformer.data.sources import (
+from tf_transformer.extensions.sources import (
     DirectedSource,
     HeldOut,
     JoinedSource,
