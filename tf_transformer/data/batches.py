@@ -5,6 +5,7 @@ records is such a folder. A batch has pairs of similar length and about as many 
 of batch N follow from a seed and N, so a training resumes anywhere without reading earlier batches.
 """
 
+import abc
 import functools
 import itertools
 import json
@@ -19,7 +20,7 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.data.pairs import Encode, Row
 from tf_transformer.masks import PAD_ID
-from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID
+from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, Tokenizer
 from tf_transformer.utils.files import checksum, new_folder
 from tf_transformer.utils.terminal import say
 
@@ -217,6 +218,33 @@ class Block:
     def of(cls, ids: Ids, max_length: int) -> "Block":
         """Makes a block of ids that are in memory, or mapped into it."""
         return cls(np.bincount(ids.lengths(), minlength=max_length + 1), ids.tokens(), ids.skipped, lambda: ids)
+
+
+class TokenizedSource(abc.ABC):
+    """A training set in blocks of ids, such as prepared records. A `Corpus` trains on it as on a `Source`.
+
+    Attributes:
+        tokenizer: Tokenizer that made the ids.
+        max_length: Maximum number of tokens per side, EOS included.
+    """
+
+    kind = "translation"
+    tokenizer: Tokenizer
+    max_length: int
+
+    @abc.abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Identifies the training set, like `Source.describe`."""
+
+    @abc.abstractmethod
+    def blocks(self) -> list[Block]:
+        """Returns the ids."""
+
+    def train_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
+        """Returns the tokenizer that made the ids, or raises `BadInput` if it has another size."""
+        if (V := self.tokenizer.vocab_size) != vocab_size:
+            raise BadInput(f"vocab_size: expected {V}, that of the records, got {vocab_size}")
+        return self.tokenizer
 
 
 class Order:

@@ -1,11 +1,11 @@
-"""Training, dev and test data of a run: parallel text, TensorFlow Datasets, records, the toy corpus, or any source."""
+"""Training, dev and test data of a run: parallel text, the toy corpus, or any source."""
 
 import contextlib
 import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +14,10 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.data import toy_corpus
-from tf_transformer.data.batches import Batches, Block, Ids, metadata_of, tokenized
+from tf_transformer.data.batches import Batches, Block, Ids, TokenizedSource, metadata_of, tokenized
 from tf_transformer.data.pairs import Languages, Source, Texts, lists_of, once, rows_of, texts_of
 from tf_transformer.data.sources import HeldOut, MemorySource, Share, TextSource
 from tf_transformer.data.text_files import read_text_pairs
-from tf_transformer.extensions.records.preparation import Filtered, Filters
-from tf_transformer.extensions.records.records import Records
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import checksum, user_path
 from tf_transformer.utils.terminal import say
@@ -27,7 +25,7 @@ from tf_transformer.utils.values import Count, Seed, check_fields, checked, conv
 
 Files = Sequence[str | os.PathLike[str]]
 TOY_LANGUAGES = ("en", "de")
-NO_FILTERS = Filters()
+Filter = Callable[[Any], Any]  # from a source to a source of some of its pairs
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class Corpus:
         tt.Corpus(tt.sources.ParquetSource("corpus/*.parquet", ("en", "de")), dev=0.02)
 
     Attributes:
-        train: Source of the training set, which is kept in memory as ids, or prepared `Records` for training sets
+        train: Source of the training set, which is kept in memory as ids, or prepared `tt.Records` for training sets
             larger than memory.
         dev: Sources and references of the dev set. Or a source, such as a `JoinedSource` of several language pairs,
             each of which has a score. Or several of both by name, for example of domains. Or the part of the training
@@ -112,30 +110,28 @@ class Corpus:
         languages: Languages of source and target, for example ("en", "de"). `None` if unknown.
         max_length: Maximum number of tokens per side, EOS included. Longer pairs are skipped. `None` means the
             source's.
-        filters: Filters that drop pairs of the training set, and of a dev set held out of it.
+        filters: Function, such as `tt.Filters(duplicates=True)`, that drops pairs of the training set, and of a dev set
+            held out of it. `None` means none.
 
     Raises:
         BadInput: If `dev` or `test` is not two lists of equal length with texts, or the records have another maximum
             length.
     """
 
-    train: Source | Records
+    train: Source | TokenizedSource
     dev: Any  # Texts | Share | Source | Mapping[str, Texts | Source]; once made, `DevSets`
     test: Any = None
     languages: tuple[str, str] | None = None
     max_length: Count | None = None
-    filters: Filters = NO_FILTERS
+    filters: Filter | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.filters:
+            vars(self).update(train=self.filters(self.train), filters=None)
         longest = self.train.max_length
-        if isinstance(self.train, Records):
-            if self.max_length not in (None, longest):
-                raise BadInput(f"max_length: expected {longest}, that of the records, got {self.max_length}")
-            if self.filters.chosen():
-                raise BadInput("filters: expected none, since records are filtered by `prepare`")
-        elif self.filters.chosen():
-            vars(self).update(train=Filtered(self.train, self.filters), filters=NO_FILTERS)
+        if isinstance(self.train, TokenizedSource) and self.max_length not in (None, longest):
+            raise BadInput(f"max_length: expected {longest}, that of the records, got {self.max_length}")
         vars(self)["max_length"] = self.max_length or longest
         dev = self.dev
         if isinstance(self.train, Source) and not isinstance(dev, DevSets):
@@ -165,14 +161,14 @@ class Corpus:
 
     def batches(self, batching: Batching) -> Batches:
         """Returns the batches of the training set, by their numbers."""
-        if isinstance(self.train, Records):
+        if isinstance(self.train, Source):
+            blocks = [Block.of(self.ids(batching), self.max_length or 0)]
+        else:
             # A model to start from may have another tokenizer.
             if batching.tokenizer.fingerprint != self.train.tokenizer.fingerprint:
-                folder = self.train.folder
-                raise BadInput(f"{folder}: expected to train with the tokenizer of the records, got another")
+                name = self.describe()["train"]
+                raise BadInput(f"{name}: expected to train with the tokenizer of the records, got another")
             blocks = self.train.blocks()
-        else:
-            blocks = [Block.of(self.ids(batching), self.max_length or 0)]
         return Batches(blocks, batching.batch_tokens, batching.seed)
 
     def dev_batches(self, batching: Batching) -> Batches:
@@ -197,7 +193,7 @@ class Corpus:
 
     def keep_ids(self, batching: Batching, batches: Batches) -> None:
         """Stores the ids in the batching's folder for a run that resumes, if the source has a checksum."""
-        if not batching.folder or isinstance(self.train, Records) or "sha256" not in self.describe():
+        if not batching.folder or isinstance(self.train, TokenizedSource) or "sha256" not in self.describe():
             return
         ids = batches.blocks[0].read()
         if isinstance(ids.lines, np.memmap) or self._stored(batching.folder, batching.tokenizer):
@@ -240,7 +236,7 @@ def TextCorpus(
     dev: Files | Share,
     test: Files | None = None,
     skip_bad_lines: bool = False,
-    filters: Filters = NO_FILTERS,
+    filters: Filter | None = None,
 ) -> Corpus:
     """Reads and checks parallel text, one sentence per line, in UTF-8, plain or .gz.
 
@@ -250,7 +246,7 @@ def TextCorpus(
             of pairs.
         test: Two files. `None` means the dev set.
         skip_bad_lines: Whether to skip pairs with an empty, over-long or invalid line, which are an error otherwise.
-        filters: Filters that drop pairs of the training set.
+        filters: Function, such as `tt.Filters(duplicates=True)`, that drops pairs of the training set.
 
     Raises:
         FileNotFoundError: If a file is missing.

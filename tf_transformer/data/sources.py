@@ -17,18 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.pairs import (
-    Encode,
-    Languages,
-    Pair,
-    PairsOfPart,
-    Row,
-    once,
-    texts_of,
-    untagged,
-)
-from tf_transformer.data.pairs import Part as Part
-from tf_transformer.data.pairs import Source as Source
+from tf_transformer.data.pairs import Encode, Languages, Pair, PairsOfPart, Part, Row, Source, once, texts_of, untagged
 from tf_transformer.data.text_files import check_text_pairs, line_ranges, read_range, unequal, unpacked
 from tf_transformer.tokenizers.tokenizer import Tokenizer, sentences
 from tf_transformer.utils.files import lines_of, open_text, user_path

@@ -11,14 +11,13 @@ import keras
 from tf_transformer import distribution
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 from tf_transformer.data import datasets as data
-from tf_transformer.data.batches import Batches
+from tf_transformer.data.batches import Batches, TokenizedSource
 from tf_transformer.data.corpus import Batching, Corpus, DevSet, Files
 from tf_transformer.data.pairs import Texts
 from tf_transformer.data.sources import MemorySource
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.evaluation.bleu import Score
 from tf_transformer.evaluation.metric import Metric
-from tf_transformer.extensions.records.records import Records
 from tf_transformer.inference.loading import trained
 from tf_transformer.inference.translator import Translator
 from tf_transformer.layers.lora import freeze, frozen_weights
@@ -118,7 +117,7 @@ class Trainer:
         if self.max_length:
             self.corpus = dataclasses.replace(self.corpus, max_length=self.max_length)
         if config.positions == "learned" and (longest := self.corpus.max_length or 0) > config.max_length:
-            if isinstance(self.corpus.train, Records):
+            if isinstance(self.corpus.train, TokenizedSource):
                 got = f"expected max_length={longest} or more, that of the records, got {config.max_length}"
                 raise BadInput(f"config: {got}")
             self.corpus = dataclasses.replace(self.corpus, max_length=config.max_length)

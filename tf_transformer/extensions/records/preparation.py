@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.batches import metadata_of, tokenized
+from tf_transformer.data.batches import TokenizedSource, metadata_of, tokenized
 from tf_transformer.data.pairs import MAX_LENGTH, Languages, PairsOfPart, Part, Row, Source, once, untagged
 from tf_transformer.data.sources import Wrapper
 from tf_transformer.extensions.records.records import check_shard
@@ -67,6 +67,14 @@ class Filters:
             if name not in (names_of_filters := [field.name for field in dataclasses.fields(cls)]):
                 raise BadInput(f"filter: expected one of {', '.join(names_of_filters)}, got {name!r}")
         return cls(**dict.fromkeys(names, True))
+
+    def __call__(self, source: Source | TokenizedSource) -> Source | TokenizedSource:
+        """Returns a source without the pairs that the filters drop, for a training set in memory."""
+        if not self.chosen():
+            return source
+        if not isinstance(source, Source):
+            raise BadInput("filters: expected none, since records are filtered by `prepare`")
+        return Filtered(source, self)
 
     def chosen(self) -> dict[str, Any]:
         """Returns the filters that are on, for records.json."""

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.batches import Block, Ids, sums_of
+from tf_transformer.data.batches import Block, Ids, TokenizedSource, sums_of
 from tf_transformer.models.families import load_tokenizer
-from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import checksum, user_path
 from tf_transformer.utils.reading import check_kinds, read_json, reading
 from tf_transformer.utils.values import Count
@@ -22,7 +21,7 @@ MANIFEST = {"complete": bool, "max_length": Count, "tokenizer": str, "shards": l
 SHARD = {"shard": str, "bytes": int, "lengths": list, "tokens": list, "skipped": int, "filtered": dict, "sha256": dict}
 
 
-class Records:
+class Records(TokenizedSource):
     """Records that `Preparation` wrote. Train on them with `Corpus(Records(folder), dev)`.
 
     `BLOCK_SHARDS` shards are in memory at a time. The position of step N follows from records.json, so resuming there
@@ -34,8 +33,6 @@ class Records:
     Raises:
         BadInput: If the folder holds something else, or damaged records.
     """
-
-    kind = "translation"
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = user_path(folder)
@@ -73,12 +70,6 @@ class Records:
     def describe(self) -> dict[str, Any]:
         """Identifies the corpus, like `Source.describe`, by the checksums in records.json."""
         return {"train": str(self.folder), "sha256": checksum(self.folder / "records.json")}
-
-    def train_tokenizer(self, vocab_size: int, kind: str) -> Tokenizer:
-        """Returns the tokenizer that made the records, or raises `BadInput` if it has another size."""
-        if (V := self.tokenizer.vocab_size) != vocab_size:
-            raise BadInput(f"vocab_size: expected {V}, that of the records, got {vocab_size}")
-        return self.tokenizer
 
     def blocks(self) -> list[Block]:
         """Returns blocks of `BLOCK_SHARDS` random shards each. A block keeps their order."""
