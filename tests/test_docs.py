@@ -135,6 +135,7 @@ WITH_A_RUN = {  # pages that need the run runs/mine: quicker code
     "guides/formats": {},
     "guides/documents": {'tt.load("savedmodels/demo")': 'tt.load("runs/mine")'},
 }
+CONVERTED = ("guides/litert", "guides/onnx")  # their exports take long
 SMALL = "tt.TransformerConfig(1, 32, 64, 2, vocab_size=400)"
 LAYER = "x = tt.layers.EncoderLayer(num_heads=4, d_ff=64)(x)"
 SEPARATE = {  # independent pages: quicker code, and a check of the names that their Python defines
@@ -218,7 +219,6 @@ SEPARATE["guides/new-language"] = (
         and names["tuned"].tokenizer.added == ["<term>", "</term>"]
     ),
 )
-FAST = ("tutorials/layers", "tutorials/language-model", "guides/own-encoder", "guides/large-corpora")
 FAST = ("guides/casing", "tutorials/layers", "tutorials/language-model", "guides/own-encoder", "guides/large-corpora")
 ELSEWHERE = ["guides/beam", "reference/vocabulary"]  # run by test_beam.py, test_tokenizer.py
 
@@ -250,10 +250,14 @@ def write_dataset(folder):
             (raw / f"{name}.{copy}.gz").write_bytes(gzip.compress(lines))
 
 
-@pytest.mark.program
-def test_the_pages_that_share_a_run(folder):
+@pytest.mark.parametrize(
+    "converted", [pytest.param(False, marks=pytest.mark.program), pytest.param(True, marks=pytest.mark.slow)]
+)
+def test_the_pages_that_share_a_run(converted, folder):
     names = {}
     for name, quicker in WITH_A_RUN.items():
+        if name in CONVERTED and not converted:
+            continue
         names |= pages.run_blocks(f"docs/{name}.md", quicker)
         if name == "tutorials/train":
             (folder / "runs/mine").symlink_to("tutorial")  # the README's name of the run

@@ -24,24 +24,26 @@ def test_importing_loads_neither_keras_nor_tensorflow():
 
 
 QUIET = {
-    "saved": "save = tt.load('tests/marian/trained', max_source_length=7).save; "
-    "save(f'{folder}/m/1', check=False); save(f'{folder}/litert/1', format='litert')",
-    "opened": "tt.load(f'{folder}/litert')('Two doors.'); tt.load(f'{folder}/m')",
+    "saved": "tt.load('tests/marian/trained').save(f'{folder}/m/1', check=False)",
+    "converted": "tt.load('tests/marian/trained', max_source_length=7).save(f'{folder}/m/1', format='litert')",
+    "opened": "tt.load(lite)('Two doors.'); tt.load(saved)",
     "checked": "from tf_transformer.extensions.conformance import check; check.main([f'{folder}/none'])",
 }
 
 
-@pytest.mark.program
-def test_loading_tensorflow_prints_nothing(tmp_path):
-    """The user has not set TensorFlow's log level. Each process exits as usual."""
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=getattr(pytest.mark, "slow" if name == "converted" else "program")) for name in QUIET],
+)
+def test_loading_tensorflow_prints_nothing(name, lite, saved, tmp_path):
+    """The user has not set TensorFlow's log level. The process exits as usual."""
     (tmp_path / "none").mkdir()
     (tmp_path / "none/saved_model.pb").touch()
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    for name, program in QUIET.items():
-        program = f"import sys, tf_transformer as tt; folder = sys.argv[1]; {program}"
-        command = [sys.executable, "-c", program, str(tmp_path)]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True)
-        assert (name, done.returncode, done.stderr) == (name, name == "checked", b"")
+    program = f"import sys, tf_transformer as tt; folder, lite, saved = sys.argv[1:]; {QUIET[name]}"
+    command = [sys.executable, "-c", program, *map(str, (tmp_path, lite, saved))]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (name == "checked", b"")
 
 
 IMPORTS = """

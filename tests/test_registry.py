@@ -3,12 +3,12 @@
 import sys
 
 import pytest
-from programs import ROOT, run_python
 
 import tf_transformer as tt
 from tf_transformer import registry
 from tf_transformer.models.families import build_model, config_of, family_of_config
 from tf_transformer.training.tasks import task_of
+from trainers.__main__ import run
 
 TOY = """
 import dataclasses
@@ -98,6 +98,7 @@ def test_an_error_lists_the_engines(plugin, tmp_path):
         tt.load(tmp_path)
 
 
-def test_a_command_of_a_plugin(plugin):
-    program = "import sys; sys.argv = ['tf-transformer', *sys.argv[1:]]; from trainers.__main__ import run; run()"
-    assert run_python(program, "toy", PYTHONPATH=f"{plugin}:{ROOT}") == "a toy\n"
+def test_a_command_of_a_plugin(plugin, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["tf-transformer", "toy"])
+    run()
+    assert capsys.readouterr().out == "a toy\n"

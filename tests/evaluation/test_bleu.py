@@ -26,11 +26,6 @@ def test_bleu():
     assert score.signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
 
 
-def test_bleu_is_shortened_for_brevity():
-    # All n-grams are right, four tokens instead of six.
-    assert bleu.bleu(["a b c d"], ["a b c d e f"]).value == pytest.approx(100 * math.exp(1 - 6 / 4))
-
-
 def test_compounds_count_as_their_parts():
     # 'rot-grünes Haus .' is 'rot ##AT##-##AT## grünes Haus .' on both sides: the parts that agree count.
     #   ein rot ##AT##-##AT## blaues Haus .    5 of 6, 3 of 5 (ein-rot, rot-hyphen, Haus-.), 1 of 4; 0 of 3
@@ -112,9 +107,6 @@ def test_chrf():
     assert bleu.chrf(["ab"], ["ac"]).signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0")
 
 
-GERMAN = ["Der Hund sieht die rot-grüne Tür .", "Die Frau trinkt heute Tee ."]
-
-
 def test_a_lone_surrogate_is_a_character():
     for score in (bleu.bleu, bleu.chrf):
         result = score(["a b c d \ud83d", "a b c d"], ["a b c d \ud83d", "a b c d"])
@@ -185,17 +177,6 @@ def test_japanese_is_not_tokenized_as_chinese():
     assert set(bleu.metrics(["彼は寿司が好きだ。"])) - {"BLEU ja-mecab"} == {"BLEU char", "chrF"}
 
 
-def test_compare_scores_like_each_metric():
-    texts = ["Der Hund sieht eine rot-blaue Tür .", "Die Frau trinkt Tee ."]
-    scores = bleu.compare({"only": texts}, GERMAN, samples=7)
-    functions = {"BLEU 13a": bleu.bleu, "BLEU 13a, compounds split": bleu.paper_bleu, "chrF": bleu.chrf}
-    for name, metric in functions.items():
-        score = scores[name]["only"]
-        assert score.value == pytest.approx(metric(texts, GERMAN).value)
-        assert score.signature == metric(texts, GERMAN).signature.replace("nrefs:1|", "nrefs:1|bs:7|seed:12345|")
-        assert score.p_value is None
-
-
 def test_the_interval_and_the_chance_are_those_of_the_bootstrap():
     """For sentences of one word, chrF is nearly the share of correct ones, whose error is known."""
     r = random.Random(3)
@@ -207,4 +188,4 @@ def test_the_interval_and_the_chance_are_those_of_the_bootstrap():
     scores = bleu.compare({"good": right(0.8), "same": right(0.8), "bad": right(0.6)}, words)["chrF"]
     assert scores["good"].value == pytest.approx(80, abs=5)
     assert scores["good"].interval == pytest.approx(100 * 1.96 * math.sqrt(0.8 * 0.2 / 401), rel=0.15)
-    assert scores["bad"].p_value < 0.01 < 0.1 < scores["same"].p_value
+    assert scores["good"].p_value is None and scores["bad"].p_value < 0.01 < 0.1 < scores["same"].p_value

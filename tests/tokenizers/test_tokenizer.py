@@ -169,17 +169,6 @@ def test_a_vocabulary_may_keep_all(tmp_path, monkeypatch):
         tt.Tokenizer.train(names["train"], 400, normalization="nfc")
 
 
-def test_the_same_inside_a_graph_and_from_disk(pair, tmp_path):
-    tokenizer, _ = pair
-    tokenizer.save(tmp_path / "tokenizer.model")
-    assert (tmp_path / "tokenizer.model").stat().st_mode & 0o444 == 0o444  # readable for a server of another user
-    again = tt.Tokenizer.load(tmp_path / "tokenizer.model")
-    in_graph = tf.function(lambda texts: again.tokenize(texts).to_tensor(-1))
-    expected = tokenizer.tokenize(CLEAN).to_tensor(-1)
-    assert (in_graph(tf.constant(CLEAN)) == expected).numpy().all()
-    assert again.fingerprint == tokenizer.fingerprint
-
-
 MUCH = ["a little text", "and some more"] * 20
 
 

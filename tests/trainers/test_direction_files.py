@@ -101,7 +101,7 @@ def test_languages_and_directions_arrive_at_the_trainer(loaded, text, tmp_path, 
     assert set(held_out.corpus.dev.sets) == {"de-en", "en-de"}
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_a_run_of_directions_has_a_score_for_each(translator, text, tmp_path, monkeypatch, request):
     """Records of the same directions train the same weights."""
     monkeypatch.setattr(publishing, "score_and_publish", lambda *args: None)

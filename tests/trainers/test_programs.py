@@ -119,22 +119,6 @@ def test_a_run_that_is_killed_resumes_and_becomes_a_savedmodel(
 
 
 @pytest.mark.slow
-def test_a_prepared_corpus(text, tmp_path, capsys):
-    """It is prepared once, trained on and resumed."""
-    argv = ["--train", str(text / "train.en"), str(text / "train.de"), "--to", str(tmp_path / "records")]
-    for _ in range(2):
-        prepare.main([*argv, "--vocab-size", "400"])
-        assert "900 pairs, " in capsys.readouterr().out
-    argv = ["--prepared", str(tmp_path / "records"), *options(text)[3:], "--run", str(tmp_path / "run")]
-    argv += ["--base", str(tmp_path), "--name", "export", "--eval-every", "3", "--average-last", "2"]
-    argv += ["--batch-tokens", "512"]
-    translation.main([*argv, "--steps", "3"])
-    translation.main([*argv, "--steps", "6"])
-    assert "going on from the checkpoint at step 3 of 6" in capsys.readouterr().out
-    assert [row.split(",")[0] for row in (tmp_path / "run/history.csv").read_text().splitlines()] == ["step", "3", "6"]
-
-
-@pytest.mark.slow
 def test_ten_kills_change_nothing(text, tmp_path):
     """SIGKILL at ten random moments, also while a checkpoint is written: the same weights, the same history."""
     chance = random.Random(3)

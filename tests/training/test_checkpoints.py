@@ -77,15 +77,6 @@ def test_a_signal_in_the_last_step_of_an_epoch(tmp_path):
         assert row["loss"] == other["loss"]
 
 
-def test_a_shorter_last_epoch(tmp_path):
-    """It ends at the last step, also if a signal arrives then."""
-    run = Run(tmp_path / "run")
-    with pytest.raises(TrainingInterrupted, match="stopped after saving step 8"):
-        train(run, 3, Signals(8, signal.SIGTERM), steps=8)
-    assert [path.name for path in run.checkpoints()] == ["step-00000003", "step-00000006", "step-00000008"]
-    assert [row["step"] for row in run.history] == [3, 6, 8]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_the_last_epoch_ends(number, ctrl_c, tmp_path):
     stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: signal.raise_signal(number))

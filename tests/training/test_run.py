@@ -17,7 +17,7 @@ import pytest
 
 import tf_transformer as tt
 from tf_transformer.training.callbacks import Checkpoints
-from tf_transformer.training.run import LOCK, Run, described
+from tf_transformer.training.run import LOCK, History, Run, described
 
 FORMER = {
     "num_microbatches": "parts",
@@ -374,6 +374,12 @@ def test_lora_is_restored_and_trains(tmp_path):
     Run(tmp_path).restore(restored_model)
     np.testing.assert_allclose(restored_layer.kernel, layer.kernel, rtol=1e-5)
     assert np.all(restored_layer.lora_kernel_a != 0) and np.all(restored_layer.lora_kernel_b == 0)
+
+
+def test_a_history_has_columns_and_a_short_text():
+    history = History([{"step": 3, "loss": 5.25}, {"step": 1_006}])
+    assert history.history == {"step": [3, 1_006], "loss": [5.25, None]}
+    assert repr(history) == "History of 2 checkpoints, step 1,006"
 
 
 def test_a_folder_of_other_files_is_an_error(tmp_path):

@@ -114,20 +114,6 @@ def test_a_warning_of_few_batches_names_a_recipe(batches, tokens, name, capsys):
 
 
 @pytest.mark.program
-def test_early_stopping(one_model, unscored, corpus, tmp_path):
-    """It counts checkpoints in a row, also if the run is interrupted."""
-    recipe = dataclasses.replace(RECIPE, steps=11, eval_every=1, early_stopping_patience=3)
-    trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe)
-    history = trainer.fit(until=2)
-    assert history.history["step"] == [1, 2] == [row["step"] for row in history]
-    assert repr(history).startswith("History of 2 checkpoints, step 2, ") and "dev_bleu" in repr(history)
-    trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe)
-    assert [row["step"] for row in trainer.fit()] == [1, 2, 3, 4] == [row["step"] for row in trainer.fit()]
-    assert {row["dev_bleu"] for row in trainer.run.history} == {trainer.run.history[0]["dev_bleu"]}
-    assert [row["step"] for row in trainer.fit(until=5)] == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.program
 def test_the_best_checkpoint_of_an_interrupted_run(one_model, unscored, corpus, tmp_path):
     """It is that of an uninterrupted run, also if a signal ends the scoring of the best, or of the last."""
     scores = [None, 1, 5, 9, 3, 9, 2, 1]
@@ -350,17 +336,6 @@ def test_scores_of_lists(corpus, tmp_path):
             trainer.evaluate(wrong)
     with pytest.raises(tt.BadInput, match="got 1 translations and 2 references"):
         trainer.evaluate((sides[0], ["a", "b"]), lambda texts: texts)
-
-
-def test_a_signal_saves_and_stops(one_model, corpus, tmp_path):
-    terminate = keras.callbacks.LambdaCallback(
-        on_train_batch_begin=lambda batch, logs: signal.raise_signal(signal.SIGTERM) if batch == 1 else None
-    )
-    trainer = tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, callbacks=[terminate])
-    with pytest.raises(TrainingInterrupted, match="stopped after saving step 2") as stopped:
-        trainer.fit()
-    assert stopped.value.number == signal.SIGTERM and not Run._locks and not isinstance(stopped.value, Exception)
-    assert [path.name for path in trainer.run.checkpoints()] == ["step-00000002-stopped"]
 
 
 @pytest.mark.parametrize("until", [None, 3])

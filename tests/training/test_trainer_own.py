@@ -60,16 +60,6 @@ def test_a_custom_schedule_and_callback(eager, corpus, tmp_path):
         tt.Trainer(tmp_path / "whole", CONFIG, corpus, recipe).fit()
 
 
-@pytest.mark.program
-def test_a_custom_optimizer_is_resumed(eager, corpus, tmp_path):
-    recipe = dataclasses.replace(RECIPE, steps=4, eval_every=2)
-    decay = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
-    for name, until in (("whole", None), ("parts", 1), ("parts", None)):
-        sgd = keras.optimizers.SGD(decay, momentum=0.9)
-        tt.Trainer(tmp_path / name, CONFIG, corpus, recipe, optimizer=sgd).fit(until)
-    same_weights(tmp_path / "whole", tmp_path / "parts")
-
-
 SGD, AVERAGED = keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.1, use_ema=True)
 PLATEAU, EPOCHS = keras.callbacks.ReduceLROnPlateau(), keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)
 
@@ -295,46 +285,6 @@ def restarts(model):
 
 
 @pytest.mark.program
-def test_model_fit_by_hand_with_checkpoints(corpus, text, tmp_path):
-    """Several calls train whole epochs. The run is averaged like any other."""
-    model = tt.Transformer(CONFIG)
-    model.build()
-    model.compile(tt.Adam(tt.WarmupSchedule(16, 20)), tt.SmoothedCrossEntropy(), metrics=[tt.TokenCount()])
-    restart = restarts(model)
-
-    def fit(folder, epochs):
-        restart()
-        checkpoints = Checkpoints(folder, tokenizer)
-        data = endless.skip(checkpoints.step)
-        model.fit(data, steps_per_epoch=3, epochs=epochs, callbacks=[checkpoints], shuffle=False, verbose=0)
-
-    tokenizer = corpus.train_tokenizer(350, "bpe")
-    files = text / "train.en", text / "train.de"
-    endless = tt.data.text_pairs(*files, tokenizer, batch_tokens=512, repeat=True, seed=3)
-    fit(tmp_path / "whole", 3)
-    expected = [np.array(variable) for variable in model.variables]
-    for epochs in (1, 3, 3):
-        fit(tmp_path / "parts", epochs)
-    for weight, other in zip(model.variables, expected, strict=True):
-        np.testing.assert_array_equal(np.asarray(weight), other, err_msg=weight.path)
-    other = tt.Transformer(dataclasses.replace(CONFIG, d_ff=11))
-    other.build()
-    other.compile("adam", tt.SmoothedCrossEntropy())
-    with pytest.raises(tt.BadInput, match="model.d_ff was 8, now 11"):
-        other.fit(endless, steps_per_epoch=1, callbacks=[Checkpoints(tmp_path / "parts")], verbose=0)
-    run = Run(tmp_path / "parts")
-    assert [row["step"] for row in run.newest()[1]["history"]] == [3, 6, 9]
-    embeddings = []
-    for folder in run.checkpoints():
-        with h5py.File(folder / "model.weights.h5") as file:
-            embeddings.append(file["embedding/vars/0"][:])
-    mean = np.mean(embeddings, axis=0)
-    translator = tt.load(tmp_path / "parts")
-    np.testing.assert_allclose(translator.model.embedding.embeddings, mean, rtol=1e-5, atol=1e-7)
-    assert not Run._locks
-
-
-@pytest.mark.program
 def test_epochs_of_a_fit_by_hand_resume_in_their_order(corpus, text, tmp_path):
     """Batches, weights and moving averages are those of an uninterrupted fit."""
     tokenizer = corpus.train_tokenizer(350, "bpe")
@@ -359,6 +309,13 @@ def test_epochs_of_a_fit_by_hand_resume_in_their_order(corpus, text, tmp_path):
     assert arrays.keys() == others.keys()
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, others[name], err_msg=name)
+    assert isinstance(tt.load(tmp_path / "parts"), tt.Translator)
+    other = tt.Transformer(dataclasses.replace(CONFIG, d_ff=11))
+    other.build()
+    other.compile("adam", tt.SmoothedCrossEntropy())
+    with pytest.raises(tt.BadInput, match="model.d_ff was 8, now 11"):
+        other.fit([], steps_per_epoch=1, callbacks=[Checkpoints(tmp_path / "parts")], verbose=0)
+    assert not Run._locks
 
 
 def test_checkpoints_of_a_custom_model(tmp_path):

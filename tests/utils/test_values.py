@@ -33,14 +33,6 @@ HOSTILE = [
     *(np.array(3), np.zeros((40, 40)), np.array("x"), decimal.Decimal(2), "16", "", "two\nlines", b"7"),
     *([], [1], (), {}, {"a": 1}, object(), int, lambda: 1),
 ]
-RETURNED = {
-    "Score",
-    "SearchOption",
-    "Summary",
-    "HeldOut",
-    "_Dev",
-    "Filtered",
-}  # dataclasses that only the package creates
 # Dataclasses that only the package creates, and a base class.
 RETURNED = {"Score", "SearchOption", "Summary", "HeldOut", "RewrittenSource"}
 

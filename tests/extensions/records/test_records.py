@@ -11,12 +11,10 @@ from pathlib import Path
 import hostile
 import numpy as np
 import pytest
-from test_data import expected_rows
 
 import tf_transformer as tt
 from tf_transformer.data import batches as ids
 from tf_transformer.data import toy_corpus
-from tf_transformer.data.batches import Batches
 from tf_transformer.data.corpus import Batching
 from tf_transformer.data.text_files import line_problem
 from tf_transformer.extensions.records import records
@@ -93,32 +91,18 @@ def contents(folder):
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_an_epoch_holds_every_pair_once_and_summary_counts_it(corpus, written):
-    pairs, tokenizer = corpus
-    batches = Batches(written.blocks(), BATCH, 3)
-    summary = batches.summary()
-    lines = [i + 1 for i in range(PAIRS) if i not in (13, 17)]
-    expected = expected_rows([pairs[line - 1] for line in lines], tokenizer)
-    assert (summary.pairs, summary.skipped) == (PAIRS - 2, 2) and 20 < len(batches) < 59
-    assert summary.source_tokens == sum(len(row[0]) for row in expected)
-    assert summary.target_tokens == sum(len(row[2]) for row in expected)
-    assert len(batches.blocks) == 4
-    for epoch in range(2):
-        found = []
-        for batch in (batches[number] for number in range(epoch * len(batches), (epoch + 1) * len(batches))):
-            assert max(batch.source.size, batch.target_out.size) <= BATCH
-            for line, *sides in zip(batch.lines.tolist(), *batch[:3], strict=True):
-                found.append((line, tuple(tuple(side[side != 0].tolist()) for side in sides)))
-        assert sorted(found) == list(zip(lines, expected, strict=True)) != found
-
-
-def test_records_of_one_block_train_like_their_text(corpus, written, monkeypatch):
-    monkeypatch.setattr(records, "BLOCK_SHARDS", 99)
+def test_records_train_like_their_text(corpus, written, monkeypatch):
+    """Several blocks have the same pairs, and one block has the same batches."""
     pairs, tokenizer = corpus
     source = tt.sources.MemorySource(*map(list, zip(*pairs, strict=True)))
     batching, dev = Batching(tokenizer, BATCH, 3), (["a"], ["b"])
-    of_text, of_records = (tt.Corpus(train, dev).batches(batching) for train in (source, written))
-    assert of_text.summary() == of_records.summary()
+    of_text, of_blocks = (tt.Corpus(train, dev).batches(batching) for train in (source, written))
+    assert len(of_blocks.blocks) == 4 and of_text.summary().skipped == 2
+    assert dataclasses.replace(of_text.summary(), batches=len(of_blocks)) == of_blocks.summary()
+    lines = [line for number in range(len(of_blocks)) for line in of_blocks[number].lines.tolist()]
+    assert sorted(lines) == [line for line in range(1, PAIRS + 1) if line not in (14, 18)] != lines
+    monkeypatch.setattr(records, "BLOCK_SHARDS", 99)
+    of_records = tt.Corpus(written, dev).batches(batching)
     for number in (0, 1, 59, 61):
         assert all(map(np.array_equal, of_text[number], of_records[number]))
 
@@ -249,29 +233,6 @@ def test_hostile_lines(corpus, tmp_path):
     side, number = ("en", bad[0] + 1) if bad[0] < len(texts) else ("de", bad[0] + 1)
     with pytest.raises(tt.BadInput, match=rf"text\.{side}, line {number:,}: expected a sentence in UTF-8, got "):
         write((pairs, corpus[1]), tmp_path, skip_bad_lines=False)
-
-
-def test_filters_count_and_drop_like_a_loop(corpus, tmp_path):
-    chance = random.Random(5)
-    words = [f"w{number}" for number in range(4)]
-    texts = [" ".join(chance.choices(words, k=chance.randint(1, 5))) for _ in range(2 * 461)]
-    pairs = list(zip(texts[::2], texts[1::2], strict=True))
-    pairs[400] = ("  " + pairs[3][0] + " ", pairs[3][1])  # the same but for spaces
-    shards = write((pairs, corpus[1]), tmp_path, filters=tt.Filters(duplicates=True, identical=True))
-    seen, expected, counts = set(), [], dict.fromkeys(("duplicates", "identical"), 0)
-    for number, (source, target) in enumerate(pairs, 1):
-        key = (source.strip(), target)
-        if key in seen:
-            counts["duplicates"] += 1
-        elif key[0] == key[1]:
-            counts["identical"] += 1
-        else:
-            expected.append(number)
-        seen.add(key)
-    assert min(counts.values()) > 5
-    assert [line for _, _, line in rows(tmp_path / "records")] == expected
-    assert records.Records(tmp_path / "records").filtered == counts
-    assert sum(shard["skipped"] for shard in shards) == 0
 
 
 def test_gz_files(corpus, prepared, tmp_path):
