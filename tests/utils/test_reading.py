@@ -17,6 +17,7 @@ import tf_transformer as tt
 from tf_transformer.config import TransformerConfig
 from tf_transformer.extensions.interop.families.hub import origin_of
 from tf_transformer.extensions.interop.families.marian.model import MarianConfig
+from tf_transformer.extensions.interop.families.yaml_text import parse_yaml
 from tf_transformer.inference import rebuild
 from tf_transformer.models.families import build_model
 from tf_transformer.serving.savedmodel import warmup_records
@@ -99,8 +100,8 @@ def test_yaml_of_aliases_or_too_deep():
     yaml = pytest.importorskip("yaml")
     for text, message in ((ALIASES, "without aliases"), ("[" * 60 + "]" * 60, "nested at most 50"), ("a: [", "while")):
         with pytest.raises(ValueError, match=message):
-            reading.parse_yaml(yaml, text.encode())
-    assert reading.parse_yaml(yaml, b"a: [1, no, &b ~]") == {"a": ["1", "no", "~"]}
+            parse_yaml(yaml, text.encode())
+    assert parse_yaml(yaml, b"a: [1, no, &b ~]") == {"a": ["1", "no", "~"]}
 
 
 # Archives and arrays

@@ -16,7 +16,6 @@ import numpy as np
 from tf_transformer.utils.values import BadInput, convert
 
 MOST_BYTES = 2**26  # largest JSON, YAML or tokenizer file
-MOST_NESTED = 50  # depth of YAML's collections
 LFS = b"version https://git-lfs.github.com/spec/"
 OF_PARSERS = (ArithmeticError, EOFError, KeyError, OSError, RuntimeError, ValueError)  # Python's errors of parsers
 Made = TypeVar("Made")
@@ -69,25 +68,6 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ValueError(type(value).__name__)
         return value
-
-
-def parse_yaml(yaml: Any, text: bytes) -> Any:
-    """Parses YAML with the module `yaml`, PyYAML's. All scalars are strings, "null" and "yes" included.
-
-    Ten lines of aliases can stand for gigabytes, so aliases raise `ValueError`, like text that is not YAML.
-    """
-    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-    try:
-        depth = 0
-        for event in yaml.parse(text, loader):
-            if isinstance(event, yaml.AliasEvent):
-                raise ValueError("expected YAML without aliases")
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MOST_NESTED:
-                raise ValueError(f"expected YAML nested at most {MOST_NESTED} deep")
-        return yaml.load(text, Loader=loader)  # nosec: makes only strings, lists and mappings
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from error
 
 
 def check_archive(file: str | os.PathLike[str] | io.BytesIO) -> None:

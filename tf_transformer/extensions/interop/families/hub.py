@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.config import BadInput
+from tf_transformer.extensions.interop.families.yaml_text import parse_yaml
 from tf_transformer.inference.openers import Opener
 from tf_transformer.inference.rebuild import Rebuilt
 from tf_transformer.inference.translator import Translator
@@ -14,7 +15,7 @@ from tf_transformer.models.families import families, family_named, family_of_fol
 from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.folders import CTRANSLATE2, HUB_NAME, LITERT, ONNX, found_in, is_hub_name, newest
-from tf_transformer.utils.reading import parse_yaml, read_json
+from tf_transformer.utils.reading import read_json
 
 INDEX = "model.safetensors.index.json"  # names the files of sharded weights
 WEIGHTS = ("model.safetensors", INDEX, "tf_model.h5", "pytorch_model.bin")  # One of them is enough.

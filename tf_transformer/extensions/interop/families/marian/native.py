@@ -19,8 +19,9 @@ from tf_transformer.config import BadInput
 from tf_transformer.extensions.interop.families.checkpoint import DEFAULTS, check_settings, unused
 from tf_transformer.extensions.interop.families.marian.files import MarianCheckpoint
 from tf_transformer.extensions.interop.families.weights import Readers
+from tf_transformer.extensions.interop.families.yaml_text import parse_yaml
 from tf_transformer.utils.extras import import_extra
-from tf_transformer.utils.reading import parse_yaml, read_bytes, read_npz, reading
+from tf_transformer.utils.reading import read_bytes, read_npz, reading
 
 DECODER = "decoder.yml"
 OPTIONS = "special:model.yml"  # array in the file of weights that holds the options, as bytes of YAML
