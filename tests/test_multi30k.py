@@ -313,23 +313,3 @@ def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(argv, 
         train.main([*argv, *taught, "--run", str(tmp_path / "again"), "--steps", end])
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "teacher").rglob("*.*")} == before
     same_weights(tmp_path / "run", tmp_path / "again")
-
-
-@pytest.mark.slow
-def test_an_ensemble_is_of_what_each_would_be_alone(argv, tmp_path, monkeypatch):
-    """Each has the other as its teacher."""
-    exports = []
-    monkeypatch.setattr(publishing, "publish", lambda run, export, *args: exports.append(export) or tmp_path)
-    run, teacher = tmp_path / "run", tmp_path / "teacher"
-    train.main([*argv, "--teachers", str(teacher), "--ensemble"])
-    both = [tt.Translator.from_pretrained(folder, average_last=2).model for folder in (run, teacher)]
-    for weight, expected in zip(exports[0].weights, both[0].get_weights() + both[1].get_weights(), strict=True):
-        np.testing.assert_array_equal(weight, expected)
-
-    separate = {seed: [*argv, "--seed", str(seed), "--run", str(tmp_path / f"alone_{seed}")] for seed in (5, 6)}
-    other = [*argv, "--seed", "5", "--run", str(tmp_path / "other_5"), "--steps", "5", "--cooldown-steps", "0"]
-    train.main(other)
-    train.main([*separate[6], "--teachers", str(tmp_path / "other_5")])
-    same_weights(tmp_path / "alone_6", teacher)
-    train.main([*separate[5], "--teachers", str(tmp_path / "other_6")])
-    same_weights(tmp_path / "alone_5", run)

@@ -18,13 +18,11 @@ import pytest
 from programs import ROOT, fails, options
 
 import tf_transformer as tt
-from tf_transformer.data import toy_corpus
 from tf_transformer.extensions.conformance import check as checking
-from tf_transformer.extensions.records.records import Records
 from tf_transformer.serving import savedmodel as publish
 from tf_transformer.serving import versions
 from tf_transformer.training.run import Run
-from trainers import attention, evaluate, export, prepare, translate, translation
+from trainers import attention, evaluate, export, translate, translation
 
 
 class Killed(BaseException):
@@ -211,62 +209,3 @@ def draw_attention(folder, run, export, capsys):
     assert sorted(file.name for file in folder.iterdir()) == ["a-1.png", "a-2.png", "page.html"]
     page = (folder / "page.html").read_text().replace(" ", "")
     assert json.dumps(source.split())[1:-1].replace(" ", "").replace(">", "\\u003e").replace("<", "\\u003c") in page
-
-
-def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
-    import tensorflow_datasets as tfds
-
-    corpus = toy_corpus.corpus(train=300, dev=11, test=13)
-
-    class GrammarTranslate(tfds.core.GeneratorBasedBuilder):
-        VERSION = tfds.core.Version("1.0.0")
-
-        def _info(self):
-            return tfds.core.DatasetInfo(builder=self, features=tfds.features.Translation(["de", "en"]))
-
-        def _split_generators(self, dl_manager):
-            names = {"train": "train", "validation": "dev", "test": "test"}
-            return {name: self._generate_examples(split) for name, split in names.items()}
-
-        def _generate_examples(self, split):
-            for key, (en, de) in enumerate(corpus[split]):
-                yield key, {"en": en, "de": de}
-
-    def load(split, languages=("en", "de")):
-        source = tt.sources.TfdsSource("grammar_translate", split, languages, tmp_path)
-        return sorted(tuple(map(bytes.decode, pair)) for pair in source.pairs())
-
-    assert load("train") == sorted(corpus["train"])
-    assert load("test", ("de", "en")) == sorted((german, english) for english, german in corpus["test"])
-    with pytest.raises(tt.BadInput, match="expected languages among .*, got fr"):
-        load("train", ("en", "fr"))
-    with pytest.raises(tt.BadInput, match="expected one of the splits .*, got 'dev'"):
-        load("dev")
-    with pytest.raises(tt.BadInput, match=r"expected one of the splits .*, got 'train\[0:301\]'"):
-        load("train[0:301]")
-
-    for split in ("train[:10%]", "test+train[-7:]+validation[5:6]"):
-        source = tt.sources.TfdsSource("grammar_translate", split, data_dir=tmp_path)
-        builder = tfds.builder("grammar_translate", data_dir=tmp_path)
-        datasets = (builder.as_dataset(split=name, shuffle_files=False) for name in split.split("+"))
-        expected = [(pair["en"], pair["de"]) for dataset in datasets for pair in tfds.as_numpy(dataset)]
-        pairs = [pair for part in source.parts(11, tmp_path) for pair in source.read(part)]
-        assert pairs == expected and len(pairs) == len(list(source.pairs()))
-
-    argv = ["--tfds", "grammar_translate", "--tfds-dir", str(tmp_path)]
-    loaded = tt.TfdsCorpus("grammar_translate", data_dir=str(tmp_path))
-    assert [number for number, *_ in loaded.train.rows()] == list(range(1, 301))
-    assert sorted(loaded.train.sentences()) == sorted(text for pair in corpus["train"] for text in pair)
-    assert sorted(zip(*loaded.dev, strict=True)) == sorted(corpus["dev"])
-    assert sorted(zip(*loaded.test, strict=True)) == sorted(corpus["test"])
-
-    prepare.main([*argv, "--to", str(tmp_path / "records"), "--vocab-size", "400"])
-    assert "300 pairs, " in capsys.readouterr().out
-    assert Records(tmp_path / "records").tokenizer.vocab_size == 400
-
-    fit = mock.patch.object(tt.Trainer, "fit", autospec=True, side_effect=KeyboardInterrupt)
-    with fit as fit, pytest.raises(KeyboardInterrupt):
-        translation.main([*argv, "--prepared", str(tmp_path / "records")])
-    (trainer,) = fit.call_args.args
-    assert (trainer.corpus.dev, trainer.corpus.test) == (loaded.dev, loaded.test)
-    assert trainer.corpus.languages == ("en", "de") and trainer.config.vocab_size == 400

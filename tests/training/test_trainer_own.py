@@ -192,13 +192,6 @@ def test_other_settings_of_a_schedule_or_an_optimizer_are_an_error(corpus, tmp_p
             {"optimizer": sgd(cosine(0.25, 7))},
             "configuration: optimizer.config.learning_rate.config.initial_learning_rate was 0.5, now 0.25; give",
         ),
-        ({"optimizer": sgd(0.5)}, {"optimizer": sgd(0.5)}, {"optimizer": sgd(0.25)}, "learning_rate was 0.5, now 0.25"),
-        (
-            {"optimizer": sgd(0.5)},
-            {"optimizer": sgd(0.5)},
-            {"optimizer": keras.optimizers.RMSprop(0.5)},
-            'optimizer.class_name was "SGD", now "RMSprop"',
-        ),
         ({"optimizer": sgd(Halved())}, {"optimizer": sgd(Halved())}, {}, 'optimizer was "SGD", now null'),
     ]:
         run.begin(settings(**first))

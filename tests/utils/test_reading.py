@@ -15,9 +15,7 @@ import sentencepiece
 
 import tf_transformer as tt
 from tf_transformer.config import TransformerConfig
-from tf_transformer.extensions.interop.families.hub import origin_of
 from tf_transformer.extensions.interop.families.marian.model import MarianConfig
-from tf_transformer.extensions.interop.families.yaml_text import parse_yaml
 from tf_transformer.inference import rebuild
 from tf_transformer.models.families import build_model
 from tf_transformer.serving.savedmodel import warmup_records
@@ -79,29 +77,6 @@ def test_matrix_weights_are_those_of_the_model(config):
     assert config.matrix_weights == sum(int(np.prod(weight.shape)) for weight in matrices)
     config.check_stored(config.matrix_weights)
     assert_rejected(lambda: config.check_stored(config.matrix_weights - 1), "expected sizes of a model that fit the ")
-
-
-# YAML
-
-
-ALIASES = "\n".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9))
-ALIASES = f"a0: &a0 [x]\n{ALIASES}\nlanguage: *a8\n"
-
-
-@pytest.mark.parametrize(
-    "head", [ALIASES, "language: " + "[" * 30_000, "language: [en" * 20, "\n" * 60_000, "a" * 10**6]
-)
-def test_an_unreadable_page_is_ignored(tmp_path, head):
-    (tmp_path / "README.md").write_text(f"---\n{head}\n---\n")
-    assert origin_of(tmp_path, tmp_path) == {"origin": tmp_path.name}
-
-
-def test_yaml_of_aliases_or_too_deep():
-    yaml = pytest.importorskip("yaml")
-    for text, message in ((ALIASES, "without aliases"), ("[" * 60 + "]" * 60, "nested at most 50"), ("a: [", "while")):
-        with pytest.raises(ValueError, match=message):
-            parse_yaml(yaml, text.encode())
-    assert parse_yaml(yaml, b"a: [1, no, &b ~]") == {"a": ["1", "no", "~"]}
 
 
 # Archives and arrays
