@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import keras
 import numpy as np
@@ -50,6 +51,14 @@ def fails(program, argv, capsys):
     error = capsys.readouterr().err.strip()
     assert "Traceback" not in error
     return error.splitlines()[-1]
+
+
+def trainer_of(program, argv):
+    """Returns the trainer that a program makes, without training it."""
+    fit = mock.patch.object(tt.Trainer, "fit", autospec=True, side_effect=KeyboardInterrupt)
+    with fit as fit, pytest.raises(KeyboardInterrupt):
+        program.main([str(argument) for argument in argv])
+    return fit.call_args.args[0]
 
 
 def checkpoint(run, step):

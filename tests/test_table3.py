@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+from programs import trainer_of
 from test_config import TABLE_3
 
 import tf_transformer as tt
@@ -55,18 +56,13 @@ def test_sizes_of_rows_are_no_options(capsys):
         (["--epochs", "3"], {"epochs": 3}),
     ],
 )
-def test_the_recipe_of_a_row(text, tmp_path, monkeypatch, options, expected):
-    def stop(self):
-        raise KeyboardInterrupt(self.recipe)
-
-    monkeypatch.setattr(tt.Trainer, "fit", stop)
+def test_the_recipe_of_a_row(text, tmp_path, options, expected):
     sides = [[str(text / f"{split}.{language}") for language in ("en", "de")] for split in ("train", "dev")]
-    with pytest.raises(KeyboardInterrupt) as stopped:
-        train.main(["--train", *sides[0], "--dev", *sides[1], "--run", str(tmp_path), *options])
+    trainer = trainer_of(train, ["--train", *sides[0], "--dev", *sides[1], "--run", tmp_path, *options])
     usual = {"batch_tokens": 2_048, "warmup_steps": 600, "eval_every": 500, "average_last": 1, "dev_sentences": 200}
     if "paper" in options:
         usual = {"average_last": 1, "dev_sentences": 200}
-    assert stopped.value.args[0] == tt.Recipe(**usual | expected)
+    assert trainer.recipe == tt.Recipe(**usual | expected)
 
 
 @pytest.mark.slow

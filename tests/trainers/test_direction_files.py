@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from checkpoints import M2M100
-from programs import fails, same_weights
+from programs import fails, same_weights, trainer_of
 
 import tf_transformer as tt
 from trainers import prepare, publishing, translation
@@ -23,10 +23,6 @@ def loaded(translator, monkeypatch):
     """Loads the checkpoint once."""
     replaced = lambda path, **options: translator.replace(**options)  # noqa: E731
     monkeypatch.setattr(tt.Translator, "from_pretrained", replaced)
-
-
-class Fit(Exception):
-    """A trainer's `fit` was called."""
 
 
 def columns(text, part, swapped=False):
@@ -74,20 +70,14 @@ def test_options_that_need_others(argv, message, capsys):
     assert message in fails(translation, argv, capsys)
 
 
-def test_languages_and_directions_arrive_at_the_trainer(loaded, text, tmp_path, monkeypatch):
-    def fit(self):
-        raise Fit(self)
-
-    monkeypatch.setattr(tt.Trainer, "fit", fit)
+def test_languages_and_directions_arrive_at_the_trainer(loaded, text, tmp_path):
     file, pairs = tmp_path / "directions", [str(text / f"train.{side}") for side in ("en", "de")]
     file.write_text(
         f"de en {columns(text, 'train', True)} {columns(text, 'dev', True)}\nen de {columns(text, 'dev')}\n"
     )
 
     def trainer(*argv):
-        with pytest.raises(Fit) as call:
-            translation.main(["--from", str(M2M100), "--run", str(tmp_path / "run"), *map(str, argv)])
-        return call.value.args[0]
+        return trainer_of(translation, ["--from", M2M100, "--run", tmp_path / "run", *argv])
 
     languages = ["--source-language", "en", "--target-language", "de"]
     single = trainer("--train", *pairs, "--dev", "0.05", "--filter", "duplicates", *languages)

@@ -15,6 +15,7 @@ def test_a_recipe_has_steps_or_epochs():
 
 def test_a_moving_average_is_not_averaged_again():
     assert tt.Recipe().last_step(1) == 100_000  # the paper's
+    assert tt.Recipe(epochs=3).last_step(7) == 21
     assert tt.Recipe().averaged == 5 and tt.Recipe(ema_momentum=0.9).averaged == 1
     assert tt.Recipe(average_last=3).averaged == tt.Recipe(ema_momentum=0.9, average_last=3).averaged == 3
 

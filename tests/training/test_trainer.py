@@ -155,21 +155,6 @@ def test_the_best_checkpoint_of_an_interrupted_run(one_model, unscored, corpus, 
 
 
 @pytest.mark.slow
-def test_epochs_are_passes(unscored, corpus, tmp_path):
-    """Three passes train on every target token three times."""
-    recipe = dataclasses.replace(RECIPE, steps=None, epochs=3, eval_every=None)
-    trainer = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe)
-    trainer.fit()
-    tokens = trainer.run.history[-1]["target_tokens"]
-    tokenizer = tt.Tokenizer.load(tmp_path / "run/tokenizer.model")
-    lines = corpus.train.texts()[1]
-    assert tokens == 3 * (len(lines) + int(tokenizer.tokenize(lines).row_lengths().numpy().sum()))
-    batches = corpus.batches(Batching(tokenizer, 512, recipe.seed))
-    numbers = [line for number in range(trainer.steps) for line in batches[number].lines]
-    assert sorted(map(int, numbers)) == sorted(3 * [*range(1, len(lines) + 1)])
-
-
-@pytest.mark.slow
 def test_a_compiled_step_gets_the_shapes_that_were_counted(unscored, corpus, tmp_path, monkeypatch, capsys):
     """Each batch has its bucket's shape, and trains like the narrow one."""
     losses, shapes = {}, set()

@@ -1,8 +1,7 @@
 """A corpus of TensorFlow Datasets: its splits and ranges of them, in shards, in records and for a trainer."""
 
-from unittest import mock
-
 import pytest
+from programs import trainer_of
 
 import tf_transformer as tt
 from tf_transformer.data import toy_corpus
@@ -61,9 +60,6 @@ def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
     assert "300 pairs, " in capsys.readouterr().out
     assert Records(tmp_path / "records").tokenizer.vocab_size == 400
 
-    fit = mock.patch.object(tt.Trainer, "fit", autospec=True, side_effect=KeyboardInterrupt)
-    with fit as fit, pytest.raises(KeyboardInterrupt):
-        translation.main([*argv, "--prepared", str(tmp_path / "records")])
-    (trainer,) = fit.call_args.args
+    trainer = trainer_of(translation, [*argv, "--prepared", tmp_path / "records"])
     assert (trainer.corpus.dev, trainer.corpus.test) == (loaded.dev, loaded.test)
     assert trainer.corpus.languages == ("en", "de") and trainer.config.vocab_size == 400
