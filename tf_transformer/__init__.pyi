@@ -13,7 +13,7 @@ from tf_transformer.data.corpus import TextCorpus as TextCorpus
 from tf_transformer.data.corpus import ToyCorpus as ToyCorpus
 from tf_transformer.evaluation import bleu as bleu
 from tf_transformer.evaluation import visualize as visualize
-from tf_transformer.evaluation.metric import Metric as Metric
+from tf_transformer.evaluation.bleu import Metric as Metric
 from tf_transformer.extensions import beam as beam
 from tf_transformer.extensions import recipes as recipes
 from tf_transformer.extensions import sources as sources

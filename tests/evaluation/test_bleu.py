@@ -12,7 +12,7 @@ import sacrebleu
 
 from tf_transformer.config import BadInput
 from tf_transformer.evaluation import bleu
-from tf_transformer.evaluation.metric import Metric
+from tf_transformer.evaluation.bleu import Metric
 
 # 5 of 6 tokens, 3 of 5 pairs, 2 of 4 triples, 1 of 3 quadruples. No brevity penalty.
 #   a b c d x f

@@ -1,4 +1,4 @@
-"""Scores of translations, all by sacreBLEU (Post 2018).
+"""Scores of translations by sacreBLEU (Post 2018), and the metric to validate by.
 
 Translations and references are strings in lists, arrays, columns of a table or open files, of the same length, at least
 1. Pass several references of each text as a list of such lists, as in sacreBLEU: [all first ones, all second ones].
@@ -7,10 +7,11 @@ Translations and references are strings in lists, arrays, columns of a table or 
 import http.client
 import importlib.util
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, get_args
 
-from sacrebleu.metrics.base import Metric
+from sacrebleu.metrics.base import Metric as SacreMetric
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
@@ -20,7 +21,7 @@ from sacrebleu.utils import SACREBLEU_DIR
 
 from tf_transformer.config import BadInput
 from tf_transformer.utils.type_names import MetricName
-from tf_transformer.utils.values import between, checked, convert
+from tf_transformer.utils.values import between, check_fields, checked, convert, shown
 
 Texts = Iterable[str]
 References = Texts | Iterable[Texts]
@@ -70,7 +71,51 @@ def chrf(translations: Texts, references: References) -> Score:
     return score(translations, references, "chrF")
 
 
-def named_metric(name: str, references: list[str]) -> Metric:
+@dataclass(frozen=True)
+class Metric:
+    """A metric to validate by, such as `tt.Metric("TER")` or `tt.Metric("loss", function, higher_is_better=False)`.
+
+    Attributes:
+        name: Name in logs and, as `dev_` and the name in lower case, in the history.
+        function: Function of outputs, sources and references, lists of strings of the same length, that returns a
+            number, or an object whose `value` is one. Defaults to sacreBLEU's metric of this name (`tt.bleu.score`).
+        higher_is_better: Whether the best score is the highest. Defaults to true, except for sacreBLEU's TER.
+
+    Raises:
+        BadInput: If there is neither a function nor a metric of sacreBLEU with this name.
+    """
+
+    name: str
+    function: Callable[[list[str], list[str], list[str]], Any] | None = None
+    higher_is_better: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.function and self.name not in get_args(MetricName):
+            names = ", ".join(get_args(MetricName))
+            raise BadInput(f"name of a metric: expected one of {names}, or a function as well, got {shown(self.name)}")
+        if self.higher_is_better is None:
+            object.__setattr__(self, "higher_is_better", bool(self.function) or self.name != "TER")
+
+    @property
+    def column(self) -> str:
+        """Name of the score in the history."""
+        return f"dev_{self.name.lower()}"
+
+    def score(self, outputs: list[str], sources: list[str], references: list[str]) -> float:
+        """Returns the score of a dev set's outputs."""
+        name: Any = self.name
+        result = (self.function or (lambda *texts: score(texts[0], texts[2], name)))(outputs, sources, references)
+        return float(convert(self.name, getattr(result, "value", result), float))
+
+    def best_first(self, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Returns the indices of a history's rows with this score, best first. Of equal ones, the earlier is first."""
+        scored = [i for i, row in enumerate(rows) if self.column in row]
+        # Sorting in reverse keeps the order of equal rows.
+        return sorted(scored, key=lambda i: float(rows[i][self.column]), reverse=bool(self.higher_is_better))
+
+
+def named_metric(name: str, references: list[str]) -> SacreMetric:
     """Returns sacreBLEU's metric of this name for such references."""
     if name == "spBLEU":
         try:
@@ -83,9 +128,9 @@ def named_metric(name: str, references: list[str]) -> Metric:
     return {"chrF": CHRF(), "chrF++": CHRF(word_order=2), "TER": TER()}[name]
 
 
-def metrics(references: list[str], more: Iterable[str] = ()) -> dict[str, Metric]:
+def metrics(references: list[str], more: Iterable[str] = ()) -> dict[str, SacreMetric]:
     """Returns the usual metrics for such references, and `more`, by name. BLEU is cased if not named otherwise."""
-    metrics: dict[str, Metric] = {f"BLEU {name}": BLEU(tokenize=name) for name in _tokenizers(references)}
+    metrics: dict[str, SacreMetric] = {f"BLEU {name}": BLEU(tokenize=name) for name in _tokenizers(references)}
     if "BLEU 13a" in metrics:  # the script has spaces between words
         metrics |= {
             "BLEU 13a lower-cased": BLEU(lowercase=True, tokenize="13a"),  # the Multi30k literature's
@@ -185,5 +230,5 @@ def _tokenizers(references: list[str]) -> list[str]:
     return ["zh", "char"] if han else ["char"] if hangul else ["13a"]
 
 
-def _score(metric: Metric, translations: list[str], lists: list[list[str]]) -> Score:
+def _score(metric: SacreMetric, translations: list[str], lists: list[list[str]]) -> Score:
     return Score(metric.corpus_score(translations, lists).score, str(metric.get_signature()))

@@ -24,7 +24,7 @@ from keras.ops import convert_to_numpy
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
-from tf_transformer.evaluation.metric import Metric
+from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.training.checkpoints import Checkpoints as Checkpoints
 from tf_transformer.training.checkpoints import Logs, numbers_in
 from tf_transformer.training.checkpoints import TrainingInterrupted as TrainingInterrupted

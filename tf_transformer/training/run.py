@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.evaluation.metric import Metric
+from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.layers.lora import wake_adapters
 from tf_transformer.training.losses import RENAMED, SmoothedCrossEntropy
 from tf_transformer.training.recipe import CHANGEABLE, Recipe

@@ -10,7 +10,7 @@ from tf_transformer.data.corpus import Files
 from tf_transformer.data.pairs import Texts
 from tf_transformer.decoding.decoder import TextDecoder
 from tf_transformer.evaluation import bleu
-from tf_transformer.evaluation.metric import Metric
+from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.inference.engine import Engine
 from tf_transformer.inference.translator import Translator
 from tf_transformer.tokenizers.tokenizer import Tokenizer

@@ -16,8 +16,7 @@ from tf_transformer.data.corpus import Batching, Corpus, DevSet, Files
 from tf_transformer.data.pairs import Texts
 from tf_transformer.data.sources import MemorySource
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
-from tf_transformer.evaluation.bleu import Score
-from tf_transformer.evaluation.metric import Metric
+from tf_transformer.evaluation.bleu import Metric, Score
 from tf_transformer.inference.loading import trained
 from tf_transformer.inference.translator import Translator
 from tf_transformer.layers.lora import freeze, frozen_weights

@@ -20,7 +20,7 @@ from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.decoding.search import OPTIONS, Fixed, beam_search
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.decoding.text_model import Immutable, check_length, padded
-from tf_transformer.evaluation.metric import Metric
+from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.extensions.parsing import evalb
 from tf_transformer.extensions.parsing.constraint import LEAF, Grammar
 from tf_transformer.extensions.parsing.corpus import ParserInput, encoder_of, read_texts, split_words
