@@ -219,7 +219,7 @@ SEPARATE["guides/new-language"] = (
         and names["tuned"].tokenizer.added == ["<term>", "</term>"]
     ),
 )
-FAST = ("guides/casing", "tutorials/layers", "tutorials/language-model", "guides/own-encoder", "guides/large-corpora")
+FAST = ("guides/casing", "tutorials/layers", "tutorials/language-model", "guides/large-corpora")
 ELSEWHERE = ["guides/beam", "reference/vocabulary"]  # run by test_beam.py, test_tokenizer.py
 
 

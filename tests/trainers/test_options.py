@@ -232,6 +232,9 @@ def test_bad_options_of_attention(translator, tmp_path, capsys, monkeypatch):
     attention.main([str(argument) for argument in [*argv, "--target", "b", "--target", "c"]])
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert (tmp_path / "page.html").stat().st_size > 10_000
+    pictures = ["a", "Two doors.", "--target", "b", "--target", "c", "--png", tmp_path / "a.png", "--head", 2, 1]
+    attention.main([str(argument) for argument in ["--model", "saved", *pictures]])
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a-1.png", "a-2.png", "page.html"]
 
 
 def test_a_warning_is_one_line(monkeypatch):

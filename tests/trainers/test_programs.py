@@ -22,7 +22,7 @@ from tf_transformer.extensions.conformance import check as checking
 from tf_transformer.serving import savedmodel as publish
 from tf_transformer.serving import versions
 from tf_transformer.training.run import Run
-from trainers import attention, evaluate, export, translate, translation
+from trainers import evaluate, export, translate, translation
 
 
 class Killed(BaseException):
@@ -110,7 +110,6 @@ def test_a_run_that_is_killed_resumes_and_becomes_a_savedmodel(
 
     assert checked == ["1"]
     publish_again(tmp_path, text, run, metrics, capsys)
-    draw_attention(tmp_path / "figures", run, export / "1", capsys)
 
     argv[argv.index("--vocab-size") + 1] = "401"
     assert "model.vocab_size was 400, now 401" in fails(translation, argv, capsys)
@@ -198,14 +197,3 @@ def publish_again(tmp_path, text, run, metrics, capsys):
     assert single["bleu_text"] == "the test set"
     assert ("bleu" in ensemble, ensemble["parameters"]) == (False, 2 * metrics["parameters"])
     assert f"the mean of 2 checkpoints of {run}, and as many of {run}; {ensemble['parameters']:,} param" in printed
-
-
-def draw_attention(folder, run, export, capsys):
-    target = ["--target", "Zwei Türen."]
-    attention.main(["--model", str(export), "Two doors.", *target, "--html", str(folder / "page.html")])
-    source, _ = capsys.readouterr().out.splitlines()[0].split(" -> ")
-    options = [*target, *target, "--png", str(folder / "a.png"), "--head", "2", "1"]
-    attention.main(["--model", str(run), "The dog sleeps.", "Two doors.", *options])
-    assert sorted(file.name for file in folder.iterdir()) == ["a-1.png", "a-2.png", "page.html"]
-    page = (folder / "page.html").read_text().replace(" ", "")
-    assert json.dumps(source.split())[1:-1].replace(" ", "").replace(">", "\\u003e").replace("<", "\\u003c") in page
