@@ -1,5 +1,6 @@
 """A dev set held out of the training set: a share, by content and not by order, and nothing in both."""
 
+import dataclasses
 import random
 
 import pytest
@@ -34,6 +35,15 @@ def test_shares_that_leave_too_little():
     for share, message in ((0.5, f"{kind}, got 0.5"), (2.5, kind), (499, f"{left} pairs, got [45]"), (1e-9, left)):
         with pytest.raises(tt.BadInput, match=message):
             split(share)
+
+
+def test_a_filter_is_a_function_of_a_source():
+    some = MemorySource(SOURCES[:19], TARGETS[:19])
+    corpus = tt.Corpus(MemorySource(SOURCES, TARGETS), dev=7, filters=lambda source: some)
+    assert len(list(corpus.train.rows())) + len(corpus.dev[0]) == 19
+    assert dataclasses.replace(corpus).train is corpus.train  # filtered once
+    with pytest.raises(tt.BadInput, match="^filters: expected a function or None, got 7$"):
+        tt.Corpus(some, dev=7, filters=7)
 
 
 def test_a_corpus_of_files_takes_a_share(text):
