@@ -6,6 +6,7 @@ import random
 import pytest
 
 import tf_transformer as tt
+from tf_transformer.data.pairs import Filter
 from tf_transformer.data.sources import HeldOut, MemorySource
 
 SOURCES = [f"text {number % 311}" for number in range(997)]  # each occurs three or four times
@@ -37,13 +38,16 @@ def test_shares_that_leave_too_little():
             split(share)
 
 
-def test_a_filter_is_a_function_of_a_source():
-    some = MemorySource(SOURCES[:19], TARGETS[:19])
-    corpus = tt.Corpus(MemorySource(SOURCES, TARGETS), dev=7, filters=lambda source: some)
+def test_a_custom_filter():
+    class First(Filter):
+        def __call__(self, source):
+            return MemorySource(source.source[:19], source.target[:19])
+
+    corpus = tt.Corpus(MemorySource(SOURCES, TARGETS), dev=7, filters=First())
     assert len(list(corpus.train.rows())) + len(corpus.dev[0]) == 19
     assert dataclasses.replace(corpus).train is corpus.train  # filtered once
-    with pytest.raises(tt.BadInput, match="^filters: expected a function or None, got 7$"):
-        tt.Corpus(some, dev=7, filters=7)
+    with pytest.raises(tt.BadInput, match="^filters: expected a Filter or None, got 7$"):
+        tt.Corpus(corpus.train, corpus.dev, filters=7)
 
 
 def test_a_corpus_of_files_takes_a_share(text):

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.data import toy_corpus
 from tf_transformer.data.batches import Batches, Block, Ids, TokenizedSource, metadata_of, tokenized
-from tf_transformer.data.pairs import Languages, Source, Texts, lists_of, once, rows_of, texts_of
+from tf_transformer.data.pairs import Filter, Languages, Source, Texts, lists_of, once, rows_of, texts_of
 from tf_transformer.data.sources import HeldOut, MemorySource, Share, TextSource
 from tf_transformer.data.text_files import read_text_pairs
 from tf_transformer.tokenizers.tokenizer import Tokenizer
@@ -25,7 +25,6 @@ from tf_transformer.utils.values import Count, Seed, check_fields, checked, conv
 
 Files = Sequence[str | os.PathLike[str]]
 TOY_LANGUAGES = ("en", "de")
-Filter = Callable[[Any], Any]  # from a source to a source of some of its pairs
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Corpus:
         languages: Languages of source and target, for example ("en", "de"). `None` if unknown.
         max_length: Maximum number of tokens per side, EOS included. Longer pairs are skipped. `None` means the
             source's.
-        filters: Function, such as `tt.Filters(duplicates=True)`, that drops pairs of the training set, and of a dev set
+        filters: Filters, such as `tt.Filters(duplicates=True)`, that drop pairs of the training set, and of a dev set
             held out of it. `None` means none.
 
     Raises:
@@ -246,7 +245,7 @@ def TextCorpus(
             of pairs.
         test: Two files. `None` means the dev set.
         skip_bad_lines: Whether to skip pairs with an empty, over-long or invalid line, which are an error otherwise.
-        filters: Function, such as `tt.Filters(duplicates=True)`, that drops pairs of the training set.
+        filters: Filters, such as `tt.Filters(duplicates=True)`, that drop pairs of the training set.
 
     Raises:
         FileNotFoundError: If a file is missing.

@@ -176,6 +176,14 @@ class Source(abc.ABC):
         return source, target
 
 
+class Filter(abc.ABC):
+    """Drops pairs of a training set, like `tt.Filters`."""
+
+    @abc.abstractmethod
+    def __call__(self, source: Any) -> Any:
+        """Returns a source of the pairs that remain."""
+
+
 def encoder_of(tokenizer: Tokenizer) -> Encode:
     return lambda sources, targets: (tokenizer.encode(sources), tokenizer.encode_target(targets))
 

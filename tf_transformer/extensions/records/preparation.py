@@ -24,7 +24,7 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.data.batches import TokenizedSource, metadata_of, tokenized
-from tf_transformer.data.pairs import MAX_LENGTH, Languages, PairsOfPart, Part, Row, Source, once, untagged
+from tf_transformer.data.pairs import MAX_LENGTH, Filter, Languages, PairsOfPart, Part, Row, Source, once, untagged
 from tf_transformer.data.sources import Wrapper
 from tf_transformer.extensions.records.records import check_shard
 from tf_transformer.models.families import load_tokenizer
@@ -42,7 +42,7 @@ _HASHED = np.dtype([("high", "u8"), ("low", "u8"), ("shard", "u4"), ("index", "u
 
 
 @dataclass(frozen=True)
-class Filters:
+class Filters(Filter):
     """Filters that drop pairs of a corpus. A pair counts for the first filter that drops it.
 
     Filters see texts like the tokenizer: in NFKC, with single spaces between words. Tags of a source, such as "<2de>",
