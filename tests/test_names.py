@@ -33,7 +33,12 @@ QUIET = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=getattr(pytest.mark, "slow" if name == "converted" else "program")) for name in QUIET],
+    [
+        pytest.param("saved", marks=pytest.mark.program),
+        pytest.param("opened", marks=pytest.mark.program),
+        pytest.param("converted", marks=pytest.mark.slow),
+        pytest.param("checked", marks=pytest.mark.slow),
+    ],
 )
 def test_loading_tensorflow_prints_nothing(name, lite, saved, tmp_path):
     """The user has not set TensorFlow's log level. The process exits as usual."""
