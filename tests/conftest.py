@@ -114,7 +114,7 @@ def whole_checks():
 def needs_int8():
     """Skips a test if TensorFlow cannot multiply 8-bit integers, as on arm64."""
     from tf_transformer.config import BadInput
-    from tf_transformer.layers.int8 import check_kernel
+    from tf_transformer.extensions.compression.int8 import check_kernel
 
     try:
         check_kernel()

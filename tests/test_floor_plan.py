@@ -17,13 +17,15 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
     "data": ("tokenizers",),
     "decoding": ("layers", "models", "tokenizers"),
     "evaluation": ("models",),
-    "serving": ("decoding", "layers", "models", "tokenizers"),
+    "serving": ("decoding", "models", "tokenizers"),
     "inference": ("decoding", "layers", "models", "serving", "tokenizers"),
     "training": ("data", "decoding", "evaluation", "inference", "layers", "models", "tokenizers"),
-    "extensions.adapters": ("layers",),
+    "extensions.adapters": ("models",),
     "extensions.beam": ("data", "decoding", "extensions.records", "inference", "tokenizers"),
+    "extensions.compression": ("layers",),
     "extensions.conformance": (),
     "extensions.documents": ("inference",),
+    "extensions.ensembles": ("layers", "models"),
     "extensions.interop": ("decoding", "inference", "layers", "models", "serving", "tokenizers"),
     "extensions.parsing": (
         "data",
@@ -35,6 +37,7 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
         "tokenizers",
         "training",
     ),
+    "extensions.rematerialization": (),
     "extensions.records": ("data", "models", "tokenizers"),
     "extensions.recipes": ("data", "extensions.documents", "inference"),
     "extensions.server": ("decoding", "extensions.documents", "inference", "tokenizers"),
@@ -44,7 +47,7 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
 # Modules that import TensorFlow at once. They are loaded only on it.
 ON_TENSORFLOW = ["decoding.growing", "models.training_step", "inference.savedmodel", "extensions.parsing.in_graph"]
 ON_TENSORFLOW += [f"extensions.server.{name}" for name in ("app", "libretranslate", "model", "predict")]
-ON_TENSORFLOW += [f"serving.{name}" for name in ("compact", "contract", "savedmodel")]
+ON_TENSORFLOW += [f"serving.{name}" for name in ("contract", "savedmodel")] + ["extensions.compression.graphs"]
 ON_TENSORFLOW += [f"extensions.beam.{name}" for name in ("preparation", "shards", "translation")]
 ON_TENSORFLOW += [
     f"extensions.interop.formats.{name}" for name in ("argos", "ctranslate2", "litert", "onnx", "portable")

@@ -21,6 +21,7 @@ from tf_transformer.extensions.adapters.lora import enable_lora as enable_lora
 from tf_transformer.extensions.adapters.lora import load_adapter as load_adapter
 from tf_transformer.extensions.adapters.lora import merge_lora as merge_lora
 from tf_transformer.extensions.adapters.lora import save_adapter as save_adapter
+from tf_transformer.extensions.ensembles import Ensemble as Ensemble
 from tf_transformer.extensions.parsing.corpus import TreebankCorpus as TreebankCorpus
 from tf_transformer.extensions.parsing.parser import Parser as Parser
 from tf_transformer.extensions.records.preparation import Filters as Filters
@@ -33,7 +34,6 @@ from tf_transformer.extensions.text_models.text_generator import TextGenerator a
 from tf_transformer.extensions.text_models.text_model import TextModel as TextModel
 from tf_transformer.inference.loading import load as load
 from tf_transformer.inference.translator import Translator as Translator
-from tf_transformer.models.ensemble import Ensemble as Ensemble
 from tf_transformer.models.transformer import Transformer as Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer as Tokenizer
 from tf_transformer.training import callbacks as callbacks

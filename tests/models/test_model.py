@@ -15,8 +15,9 @@ from promises import assert_cached_is_whole
 from tf_transformer import PRESETS, Ensemble, SmoothedCrossEntropy, Transformer, TransformerConfig
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
-from tf_transformer.layers import DecoderLayer, EncoderLayer, int8
-from tf_transformer.layers.lora import freeze, frozen_weights
+from tf_transformer.extensions.compression import int8
+from tf_transformer.layers import DecoderLayer, EncoderLayer
+from tf_transformer.models.weights import copy_weights, freeze, frozen_weights
 from trainers import costs
 
 B, h, T, S, d, d_k, d_v, d_ff, V, N = 2, 3, 5, 7, 11, 13, 17, 19, 23, 2
@@ -278,7 +279,7 @@ def test_a_weight_that_only_one_of_two_models_has_is_an_error(more):
     for model in models.values():
         model.build()
     with pytest.raises(BadInput, match=r"expected weights of shapes .*\(2, 3\), \(3,\)"):
-        int8.copy_weights(models["copy"], models["source"])
+        copy_weights(models["copy"], models["source"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import tf_transformer as tt
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.extensions.compression import graphs
 from tf_transformer.extensions.conformance import check as checking
 from tf_transformer.extensions.conformance.check import Finding
 from tf_transformer.serving import savedmodel as publish
@@ -46,7 +47,7 @@ def test_a_failed_check_publishes_nothing(translator, tmp_path, monkeypatch, cap
 
     monkeypatch.setattr(checking, "check", check)
     monkeypatch.setattr(tf.saved_model, "save", lambda _, path, **__: Path(path, "saved_model.pb").touch())
-    monkeypatch.setattr(publish, "compact", lambda path: None)
+    monkeypatch.setattr(graphs, "compact", lambda path: None)
     with pytest.raises(tt.BadInput, match=r"(?s)nothing was published:\n  FAIL weights are stored once, but: a = b$"):
         save_export(Export(translator), tmp_path / "name" / "3", checked=True)
     assert checked[0].name == "3"  # the final name

@@ -7,11 +7,8 @@ from keras import ops
 from tf_transformer.decoding.primitives import gather, write_slots
 from tf_transformer.decoding.search import Decoder, Fixed
 from tf_transformer.layers import KeyValue
-from tf_transformer.models.ensemble import Ensemble
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.utils.type_names import Tensor
-
-TextDecoder = Transformer | Ensemble
 
 
 class FixedKeyValue(KeyValue):
@@ -29,9 +26,9 @@ class AppendedKeyValue(KeyValue):
 
 
 def decoder_of(
-    model: TextDecoder, memory: Tensor, memory_mask: Tensor, fixed: Fixed | None = None, weights: Tensor = None
+    model: Transformer, memory: Tensor, memory_mask: Tensor, fixed: Fixed | None = None, weights: Tensor = None
 ) -> Decoder:
-    """Prepares a built model to decode the encoder's output, with its padding mask [B, S].
+    """Prepares a built `Transformer` or `Ensemble` to decode the encoder's output, with its padding mask [B, S].
 
     `weights` are those of the softmax, by default `model.softmax_weights()`.
     """

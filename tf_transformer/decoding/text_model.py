@@ -13,12 +13,13 @@ from keras import ops
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.beams import Hypotheses, Symbols
 from tf_transformer.decoding.compiling import compiled
-from tf_transformer.decoding.decoder import TextDecoder, decoder_after, decoder_of
+from tf_transformer.decoding.decoder import decoder_after, decoder_of
 from tf_transformer.decoding.logits import begins_with
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.decoding.search import OPTIONS, Fixed, SearchProblem, beam_search, detailed_search
 from tf_transformer.decoding.search_options import Beams, translator_options
 from tf_transformer.masks import PAD_ID
+from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.strings import truncate_in_graph
 from tf_transformer.tokenizers.tokenizer import EOS_ID, Tokenizer
@@ -49,7 +50,7 @@ class TextModel(Immutable):
 
     def __init__(
         self,
-        model: TextDecoder,
+        model: Transformer,
         tokenizer: Tokenizer,
         *,
         export_options: Mapping[str, Any] | None = None,

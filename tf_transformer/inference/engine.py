@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 from tf_transformer import registry
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS, of_request
-from tf_transformer.inference.alignment import Aligned
 from tf_transformer.tokenizers.languages import LANGUAGES, check_language
 from tf_transformer.utils.files import encoded, one_line
 from tf_transformer.utils.terminal import Progress
@@ -83,6 +82,24 @@ class TranslationResult(NamedTuple):
         if n_best:
             fields["n_best"] = [{"text": one_line(best.text), "score": best.score} for best in self.hypotheses]
         return json.dumps({"text": self.line, **fields}, ensure_ascii=False)
+
+
+class Aligned(NamedTuple):
+    """A text, its best output, and the source token of highest attention for each token of the output."""
+
+    source: str
+    text: str
+    source_tokens: Sequence[str] = ()  # the language's, if there is one, and the text's without EOS
+    tokens: Sequence[str] = ()
+    links: Sequence[int] = ()  # for each token an index into `source_tokens`, or one past them for EOS
+    truncated: bool = False  # whether the source has more tokens than the model reads
+    length: int | None = None  # source tokens before truncation
+
+    @property
+    def words(self) -> tuple[list[str], list[str], list[tuple[int, int]]]:
+        """Words of the source, words of the output, and pairs of their indices, by most of a word's tokens."""
+        words: tuple[list[str], list[str], list[tuple[int, int]]] = registry.find("services", "words")(self)
+        return words
 
 
 class Request(NamedTuple):

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 
+from tf_transformer import registry
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.layers.int8 import policy_of
-from tf_transformer.models.ensemble import Ensemble
+from tf_transformer.layers.layer import policy_of
 from tf_transformer.models.families import build_model, check_weights, config_of, tokenizer_of
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ ORIGIN = ("origin", "commit", "license", "languages", "source_language", "target
 class Rebuilt(NamedTuple):
     """A model and the values stored with it."""
 
-    model: Transformer | Ensemble
+    model: Transformer  # or an `Ensemble`
     tokenizer: Tokenizer
     options: Mapping[str, Any]  # search options
     metadata: Mapping[str, Any]  # export metadata
@@ -59,6 +59,6 @@ def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
     return Rebuilt(together(models), tokenizer_of(tokenizer), options, metadata)
 
 
-def together(models: list[Transformer]) -> Transformer | Ensemble:
-    """Returns one model, or several as an ensemble."""
-    return Ensemble(models) if len(models) > 1 else models[0]
+def together(models: list[Transformer]) -> Any:
+    """Returns one model, or several as an `Ensemble`."""
+    return registry.find("services", "ensemble")(models) if len(models) > 1 else models[0]

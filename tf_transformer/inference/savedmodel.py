@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.inference.alignment import Aligned
-from tf_transformer.inference.engine import UNUSED, Engine, Hypothesis, Request, TranslationResult
+from tf_transformer.inference.engine import UNUSED, Aligned, Engine, Hypothesis, Request, TranslationResult
 from tf_transformer.tokenizers.piece_engine import check_tensorflow_text
 from tf_transformer.tokenizers.strings import truncate_texts
 from tf_transformer.utils.files import encoded, plainly_named

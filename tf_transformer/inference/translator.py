@@ -12,18 +12,13 @@ import numpy as np
 from keras import ops
 
 from tf_transformer import registry
-from tf_transformer.decoding import sampling
-from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.compiling import input_signature, rounded, width_of, with_rows
-from tf_transformer.decoding.decoder import TextDecoder
-from tf_transformer.decoding.logits import RULES
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
-from tf_transformer.decoding.search import Fixed
 from tf_transformer.decoding.search_options import MOST_BEAMS, SEARCH_OPTIONS
 from tf_transformer.decoding.text_model import TextModel, check_length, padded
-from tf_transformer.inference.alignment import Aligned
 from tf_transformer.inference.engine import (
     REQUEST_OPTIONS,
+    Aligned,
     Engine,
     Hypothesis,
     Request,
@@ -34,7 +29,7 @@ from tf_transformer.inference.engine import (
 )
 from tf_transformer.inference.openers import opener_of
 from tf_transformer.inference.rebuild import Rebuilt
-from tf_transformer.models.transformer import Attention, AttentionScores
+from tf_transformer.models.transformer import Attention, AttentionScores, Transformer
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.strings import truncate_texts
 from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer
@@ -89,7 +84,7 @@ class Translator(TextModel, Engine):
     @checked
     def __init__(
         self,
-        model: "TextDecoder",  # quoted, so that `checked` accepts models of other classes
+        model: "Transformer",  # quoted, so that `checked` accepts models of other classes
         tokenizer: Tokenizer,
         *,
         batch_size: Count = 64,
@@ -173,9 +168,9 @@ class Translator(TextModel, Engine):
     def astype(self, dtype: Dtype) -> Self:
         """Returns a copy whose weights are stored and multiplied in float32, bfloat16, float16 or int8.
 
-        Attention weights, logits, search and scores use float32. int8 (`layers.int8`) only applies to matmuls with
-        weights, and changes of int8 weights after the first matmul have no effect. float16 is for GPUs: on some CPUs
-        it is 75 times slower than float32.
+        Attention weights, logits, search and scores use float32. int8 (`extensions.compression.int8`) only applies to
+        matmuls with weights, and changes of int8 weights after the first matmul have no effect. float16 is for GPUs: on
+        some CPUs it is 75 times slower than float32.
 
         Raises:
             BadInput: If the dtype is unknown, or TensorFlow cannot multiply 8-bit integers on this machine.
@@ -255,7 +250,7 @@ class Translator(TextModel, Engine):
         texts, prefixes, request = list(strings_in(texts)), list(strings_in(prefixes)), self.request(n, options)
         if len(prefixes) != len(texts):
             raise BadInput(f"expected a prefix for each of {len(texts)} texts, got {len(prefixes)}")
-        tokenizer = self._tokenizer_of(request)
+        tokenizer = self.tokenizer_of(request)
         lengths = [len(row) - tokenizer.num_language_tokens for row in tokenizer.encode(texts)]
         limits = ops.convert_to_numpy(self.limit(np.array(lengths, np.int32), MOST))
         ids = [row[tokenizer.num_language_tokens :] for row in tokenizer.encode_target(prefixes)]
@@ -278,7 +273,7 @@ class Translator(TextModel, Engine):
         self, texts: list[str | bytes], request: Request, prefixes: list[list[int]] | None = None
     ) -> Iterator[TranslationResult]:
         options, beams, longest = self._options_of(request)
-        n, tokenizer = min(request.n or 1, beams), self._tokenizer_of(request)
+        n, tokenizer = min(request.n or 1, beams), self.tokenizer_of(request)
 
         def search(columns: list[Tensor], start: Tensor, options: Mapping[str, Tensor], n: Tensor) -> Any:
             source, length, *prefix = columns
@@ -289,7 +284,7 @@ class Translator(TextModel, Engine):
         name = f"best, {'prefixes, ' * (prefixes is not None)}{beams if options else ''}, {longest}"
         columns = [] if prefixes is None else [padded(prefixes, width_of(prefixes, NO_LIMIT))]
         read = self.read(with_rows(texts, self.batch_size), tokenizer)
-        rows = self._outputs(name, search, len(texts), n, tokenizer, read, columns, options, np.int32(n))
+        rows = self.outputs(name, search, len(texts), n, tokenizer, read, columns, options, np.int32(n))
         for source, (length, truncated, *values) in zip(texts, rows, strict=True):
             hypotheses = [
                 Hypothesis(text, score, log_prob, finished, tokens - finished)
@@ -299,7 +294,7 @@ class Translator(TextModel, Engine):
             yield TranslationResult(source, tuple(hypotheses), length, truncated)
 
     def _aligned(self, texts: list[str | bytes], request: Request) -> Iterator[Aligned]:
-        (options, beams, longest), tokenizer = self._options_of(request), self._tokenizer_of(request)
+        (options, beams, longest), tokenizer = self._options_of(request), self.tokenizer_of(request)
 
         def search(columns: list[Tensor], start: Tensor, options: Mapping[str, Tensor]) -> Any:
             source, length = columns
@@ -309,7 +304,7 @@ class Translator(TextModel, Engine):
 
         name = f"aligned, {beams if options else ''}, {longest}"
         read = self.read(with_rows(texts, self.batch_size), tokenizer)
-        rows = self._outputs(name, search, len(texts), 1, tokenizer, read, [], options)
+        rows = self.outputs(name, search, len(texts), 1, tokenizer, read, [], options)
         for source, source_ids, (length, cut, *parts) in zip(texts, read[0][: len(texts)], rows, strict=True):
             text, ids, count, finished, attended = (part[0] for part in parts)
             string = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
@@ -335,33 +330,13 @@ class Translator(TextModel, Engine):
             seed: Any integer.
             languages: source_language and target_language of a multilingual model. Default to the translator's.
         """
-        sources, request = list(strings_in(texts)), self.request(None, languages)
-        tokenizer = self._tokenizer_of(request)
-        settings = [np.float32(temperature), *([] if k is None else [np.int32(min(k, self.tokenizer.vocab_size))])]
-        widest = None if k is None or ON_TENSORFLOW else 1 << (k - 1).bit_length()  # few functions for all k
+        request = self.request(None, languages)
+        outputs: list[str] = registry.find("services", "sample")(
+            self, list(strings_in(texts)), request, seed, temperature, k
+        )
+        return outputs
 
-        def draw(columns: list[Tensor], start: Tensor, temperature: Tensor, k: Tensor = None) -> Hypotheses:
-            source, length, uniforms = columns
-            fixed = None if ON_TENSORFLOW else Fixed(1, uniforms.shape[1])
-            problem = self.problem(source, length, MOST, start, fixed)
-            rules = {name: self.options[name] for name in RULES}
-            return sampling.sample(problem, uniforms, temperature=temperature, k=k, widest=widest, **rules)
-
-        def translate(indices: list[int]) -> Iterator[TranslationResult]:
-            batch = [sources[i] for i in indices]
-            read = source, length, _ = self.read(with_rows(batch, self.batch_size), tokenizer)
-            fixed = self.fixed(source, 1)
-            longest = fixed.steps if fixed else int(np.max(self.limit(length, MOST)))
-            columns, name = [sampling.uniforms_of(seed, indices, longest)], f"sample, {len(settings)}, {widest}"
-            rows = self._outputs(name, draw, len(batch), 1, tokenizer, read, columns, *settings)
-            for text, (length, truncated, texts, scores, *_) in zip(batch, rows, strict=True):
-                yield TranslationResult(text, (Hypothesis(texts[0], scores[0]),), length, truncated)
-
-        with Progress(len(sources), "texts") as progress:
-            replies = in_batches(translate, sources, self.batch_size, progress.add)
-        return [reply.text for reply in warned(replies)]
-
-    def _tokenizer_of(self, request: Request) -> Tokenizer:
+    def tokenizer_of(self, request: Request) -> Tokenizer:
         return self.tokenizer.with_languages(**request.languages) if request.languages else self.tokenizer
 
     def _options_of(self, request: Request) -> tuple[dict[str, np.ndarray], int, int | None]:
@@ -386,7 +361,7 @@ class Translator(TextModel, Engine):
         rows = [[*row[:most], EOS_ID] for row in rows]
         return padded(rows, width_of(rows, most + 1)), length, np.array(cut, bool) | (length > self.max_source_length)
 
-    def _outputs(
+    def outputs(
         self,
         name: str,
         function: Callable[..., Any],

@@ -8,8 +8,7 @@ import keras
 from keras import ops
 
 from tf_transformer.layers.dropout import Dropout
-from tf_transformer.layers.int8 import dense
-from tf_transformer.layers.layer import Layer, as_rows, resolved_policy
+from tf_transformer.layers.layer import Layer, as_rows, dense, resolved_policy
 from tf_transformer.masks import as_key_mask, intersect
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import Count, Rate, checked

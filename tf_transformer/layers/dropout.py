@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from tf_transformer.layers.rematerialization import Rematerialized
+from tf_transformer.layers.layer import Rematerialized
 from tf_transformer.utils.type_names import Tensor
 
 

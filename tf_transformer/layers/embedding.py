@@ -9,7 +9,6 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.layers.dropout import Dropout
-from tf_transformer.layers.int8 import INT8_MAX, int8_product, int8_weights, is_int8
 from tf_transformer.layers.layer import Layer, by_row, rank_of, resolved_policy
 from tf_transformer.masks import padding_mask
 from tf_transformer.utils.type_names import Shape, Tensor
@@ -199,12 +198,7 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
 
     def build(self, ids_shape: Shape) -> None:
         self._dtype_policy = resolved_policy(self)
-        if is_int8(self):
-            shape = (self.vocab_size, self.d_model)
-            self._embeddings, self.embeddings_max = int8_weights(self, "embeddings", shape, axis=1)
-        else:
-            super().build(ids_shape)
-            self._tracker.unlock()  # Keras locks it after the table, for LoRA. More weights follow.
+        self.build_table(ids_shape)
         self.add_table(self.embeddings_initializer)
         self.logits_bias: Any = (
             self.add_weight((self.vocab_size,), "zeros", name="logits_bias") if self.use_bias else None
@@ -213,6 +207,11 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
         dropout = Dropout(self.dropout, dtype=self.compute_dtype)
         dropout._remat_mode = None  # It is computed again with this layer.
         self._drop, self.seed_generator = dropout.__call__, getattr(dropout, "seed_generator", None)
+
+    def build_table(self, ids_shape: Shape) -> None:
+        """Adds the embedding table. A variant may override this, `rows` and `product`."""
+        super().build(ids_shape)
+        self._tracker.unlock()  # Keras locks it after the table, for LoRA. More weights follow.
 
     def call(self, ids: Tensor, position: Tensor = None, training: bool | None = None, reverse: bool = False) -> Any:
         return self.logits(ids) if reverse else self.embed(ids, position, training)
@@ -233,9 +232,6 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
         if isinstance(ids, keras.KerasTensor):
             # A functional model would keep the table's present values as a constant.
             raise BadInput(f"{self.name}: expected ids with values, got a symbolic tensor. Call the layer itself")
-        if is_int8(self):
-            rows = ops.cast(ops.take(self.embeddings, ids, axis=0), "float32")
-            return rows * ops.expand_dims(ops.take(self.embeddings_max, ids) * (1 / INT8_MAX), -1)
         rows = super().quantized_call(ids) if self.quantization_mode else ops.take(self.embeddings, ids, axis=0)
         return ops.cast(rows, "float32")
 
@@ -256,30 +252,24 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
         if isinstance(x, keras.KerasTensor) and softmax_weights is None:
             # In a functional model this must be a call of the layer, so that the table stays shared.
             return self(x, reverse=True)
-        if softmax_weights is not None:
-            product = functools.partial(ops.matmul, x2=softmax_weights)
-        elif is_int8(self):
-            product = functools.partial(
-                int8_product, matrix=self.embeddings, largest=self.embeddings_max, transposed=True
-            )
-        elif self.quantization_mode:
-            product = functools.partial(super().quantized_call, reverse=True)
-        else:
-            product = functools.partial(ops.matmul, x2=self.softmax_weights())
+        product = self.product if softmax_weights is None else functools.partial(ops.matmul, x2=softmax_weights)
         logits = ops.cast(by_row(product, x), "float32")
         return logits + self.logits_bias if self.use_bias else logits
 
+    def product(self, x: Tensor) -> Any:
+        """Multiplies rows x [N, d] by the transposed table: [N, V]."""
+        if self.quantization_mode:
+            return super().quantized_call(x, reverse=True)
+        return ops.matmul(x, self.softmax_weights())
+
     def quantize(self, mode: Any = None, type_check: bool = False, config: Any = None) -> None:
-        if is_int8(self):
-            raise NotImplementedError(f"{self.name}: its table holds 8-bit integers already")
         # Keras's type check would raise for a subclass of its layer.
         super().quantize(mode, type_check=False, config=config)
 
     @property
     def variable_serialization_spec(self) -> dict[Any, list[str]]:
         """Names of the weights in Keras's files, in order: those of Keras's own layer, then ours."""
-        ours = ["embeddings_max"] * is_int8(self) + ["position_embeddings"] * (self.positions == "learned")
-        ours += ["logits_bias"] * self.use_bias
+        ours = ["position_embeddings"] * (self.positions == "learned") + ["logits_bias"] * self.use_bias
         return {mode: names + ours for mode, names in super().variable_serialization_spec.items()}
 
     def compute_mask(self, ids: Tensor, mask: Tensor = None) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from tf_transformer.layers.rematerialization import Rematerialized
+from tf_transformer import registry
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import BadInput
 
@@ -29,6 +29,18 @@ AXES = {
     "memory_mask": "[B, S]",
     "attention_mask": "[B, T, S]",
 }
+
+
+class Rematerialized(keras.layers.Layer):
+    """Base of our layers. A `keras.RematScope` computes each one again, as a whole, in the backward pass."""
+
+    def rematerialized_call(self, layer_call: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        wrapped: Callable[..., Any] = registry.find("services", "rematerialized")(self, layer_call, *args, **kwargs)
+        return wrapped
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        # Traces `call`: outputs and dtypes depend on the arguments, of which `compute_output_shape` has only shapes.
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
 
 class Layer(Rematerialized):
@@ -106,6 +118,25 @@ def by_row(function: Callable[[Any], Any], x: Tensor) -> Any:
     """Applies `function`, [B * T, d] -> [B * T, e], to the rows of x [B, T, d]. Returns [B, T, e]."""
     rows = function(as_rows(x))
     return ops.reshape(rows, (*ops.shape(x)[:-1], rows.shape[-1]))
+
+
+def dense(units: int, activation: Any = None, *, dtype: Any, **options: Any) -> keras.layers.Layer:
+    """Returns a dense layer for rows [B, d], of the class that the dtype policy has for `keras.layers.Dense`."""
+    layer = class_for(dtype, keras.layers.Dense)(units, activation, dtype=dtype, **options)
+    if layer._remat_mode and layer._remat_mode.mode != "activations":
+        # It is computed again with the layer around it. By itself it would fail in compiled calls.
+        layer._remat_mode = None
+    return layer
+
+
+def class_for(policy: Any, layer_class: type) -> Any:
+    """Returns a layer's class for a dtype policy: `layer_class`, or its replacement in the policy of an extension."""
+    return getattr(policy, "layer_classes", {}).get(layer_class, layer_class)
+
+
+def policy_of(dtype: str | None) -> Any:
+    """Returns the policy of an extension for "int8". Other names are policies of Keras."""
+    return registry.find("services", "int8")() if dtype == "int8" else dtype
 
 
 def quantized_inside(layer: keras.layers.Layer) -> dict[str, Any]:

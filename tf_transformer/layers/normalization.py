@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tf_transformer.layers.gradients import traced_once
-from tf_transformer.layers.rematerialization import Rematerialized
+from tf_transformer.layers.layer import Rematerialized
 from tf_transformer.utils.type_names import Tensor
 
 

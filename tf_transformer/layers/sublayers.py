@@ -6,8 +6,7 @@ import keras
 from keras import ops
 
 from tf_transformer.layers.dropout import Dropout
-from tf_transformer.layers.int8 import dense
-from tf_transformer.layers.layer import Layer, by_row, resolved_policy
+from tf_transformer.layers.layer import Layer, by_row, dense, resolved_policy
 from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import Count, Positive, Rate, checked

@@ -12,7 +12,7 @@ import numpy as np
 
 from tf_transformer import registry
 from tf_transformer.config import BadInput, TransformerConfig, current_fields
-from tf_transformer.layers.int8 import policy_of
+from tf_transformer.layers.layer import policy_of
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import user_path

@@ -1,19 +1,16 @@
 """The Transformer: Figure 1 as a whole (section 3)."""
 
-from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import keras
-import numpy as np
 
-from tf_transformer.config import BadInput, TransformerConfig, current_fields
+from tf_transformer.config import TransformerConfig, current_fields
 from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
-from tf_transformer.layers.int8 import check_kernel, copy_weights, policy_of
-from tf_transformer.layers.layer import quantized_inside, resolved_policy
-from tf_transformer.layers.lora import adapters
+from tf_transformer.layers.layer import class_for, policy_of, quantized_inside, resolved_policy
 from tf_transformer.layers.normalization import LayerNormalization
 from tf_transformer.masks import padding_mask
 from tf_transformer.models.keras_model import KerasModel
+from tf_transformer.models.weights import adapters, copy_weights
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import checked
 
@@ -32,14 +29,6 @@ class Attention(NamedTuple):
     source: list[str]  # S tokens that the encoder reads, EOS last
     target: list[str]  # T tokens that the decoder writes, one per row of its weights
     scores: AttentionScores
-
-
-def check_finite(weights: Iterable[keras.Variable], where: str = "") -> None:
-    """Raises BadInput if a weight has a NaN or an infinity. `where` begins the message."""
-    for weight in weights:
-        if not (finite := np.isfinite(keras.ops.convert_to_numpy(weight))).all():
-            count = f"{finite.size - np.count_nonzero(finite):,} of {finite.size:,}"
-            raise BadInput(f"{where}{weight.path}: expected finite weights, got NaN or infinity in {count}")
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -81,7 +70,8 @@ class Transformer(KerasModel):
     def make_embedding(self) -> PositionalEmbedding:
         config = self.config
         table = (config.vocab_size, config.d_model, config.positions, config.max_length, config.dropout)
-        return PositionalEmbedding(*table, name="embedding", dtype=self.dtype_policy)
+        embedding_class = class_for(self.dtype_policy, PositionalEmbedding)
+        return embedding_class(*table, name="embedding", dtype=self.dtype_policy)
 
     def make_encoder_layers(self) -> list[EncoderLayer]:
         return [EncoderLayer(**self.layer_options(), name=f"encoder_{i}") for i in range(self.config.num_layers)]
@@ -253,8 +243,6 @@ class Transformer(KerasModel):
         Raises:
             BadInput: If the backend cannot multiply 8-bit integers here.
         """
-        if dtype == "int8":
-            check_kernel()
         model = type(self)(self.config, dtype=policy_of(dtype))
         model.build()
         copy_weights(model, self)

@@ -1,13 +1,55 @@
-"""LoRA adapters and frozen weights of built models."""
+"""Weights of built models: copies in another dtype, LoRA adapters, frozen ones."""
 
+import itertools
 import posixpath
 from collections.abc import Iterable, Iterator
 
 import keras
+import numpy as np
+from keras import ops
 
 from tf_transformer.config import BadInput
 
 Adapter = tuple[keras.Variable, keras.Variable, keras.Variable, float]
+
+
+def check_finite(weights: Iterable[keras.Variable], where: str = "") -> None:
+    """Raises BadInput if a weight has a NaN or an infinity. `where` begins the message."""
+    for weight in weights:
+        if not (finite := np.isfinite(ops.convert_to_numpy(weight))).all():
+            count = f"{finite.size - np.count_nonzero(finite):,} of {finite.size:,}"
+            raise BadInput(f"{where}{weight.path}: expected finite weights, got NaN or infinity in {count}")
+
+
+def copy_weights(model: keras.Model, source: keras.Model) -> None:
+    """Copies the weights of `source` into a built model of the same configuration, converted to the model's dtype.
+
+    LoRA adapters are added to the matrices that they adapt. Raises `BadInput` if `source` has 8-bit weights, ours or
+    Keras's own, whose rounding cannot be undone, or if the two models have different weights.
+    """
+    dtype = model.dtype_policy.name
+    if {dtype, source.dtype_policy.name} != {"int8"} and any(weight.dtype == "int8" for weight in source.weights):
+        raise BadInput(f"expected a model in another dtype than int8 to convert to {dtype}, got weights of 8 bits")
+    changes, factors = {}, set()
+    for matrix, a, b, scale in adapters(source):
+        changes[id(matrix)] = scale * ops.convert_to_numpy(ops.matmul(a, b))
+        factors |= {id(a), id(b)}
+    # Match weights by their layer's position, not by name: Keras numbers the names of unnamed layers.
+    for layer, other in itertools.zip_longest(model._flatten_layers(), source._flatten_layers()):
+        new, old = (
+            [] if each is None else each._trainable_variables + each._non_trainable_variables for each in (layer, other)
+        )
+        old = [weight for weight in old if id(weight) not in factors]
+        values = [np.asarray(ops.convert_to_numpy(weight)) + changes.get(id(weight), 0) for weight in old]
+        if hasattr(layer, "rounded") and type(layer) is not type(other):  # of another dtype
+            values = layer.rounded(dict(zip([weight.name for weight in old], values, strict=True)))
+        if (expected := [tuple(weight.shape) for weight in new]) != (got := [value.shape for value in values]):
+            raise BadInput(
+                f"{(other or layer).path}: expected weights of shapes {expected}, as in a new model of this "
+                f"configuration, got {got}. Make all layers from the configuration"
+            )
+        for weight, value in zip(new, values, strict=True):
+            weight.assign(value)
 
 
 def adapter_of(layer: keras.layers.Layer) -> Adapter | None:

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_transformer.decoding.beams import penalty
-from tf_transformer.decoding.decoder import TextDecoder
 from tf_transformer.decoding.primitives import require_tensorflow
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS, Beams, Length, of_request
 from tf_transformer.decoding.text_model import TextModel
-from tf_transformer.layers.int8 import is_scale
 from tf_transformer.masks import PAD_ID
-from tf_transformer.models.transformer import check_finite
+from tf_transformer.models.transformer import Transformer
+from tf_transformer.models.weights import check_finite
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.strings import truncate_in_graph
 from tf_transformer.tokenizers.tokenizer import EOS_ID, Tokenizer
@@ -62,7 +61,7 @@ class Root(tf.Module):
 
     def __init__(
         self,
-        model: TextDecoder,
+        model: Transformer,
         tokenizer: Tokenizer,
         signatures: Iterable[Signature],
         warm: dict[str, dict[str, Any]],
@@ -82,7 +81,8 @@ class Root(tf.Module):
         self.first_piece, self.vocab_size = tokenizer.first_piece, tokenizer.vocab_size
         self.warm = warm
         self.metadata: dict[str, object] = {}
-        parameters = sum(math.prod(weight.shape) for weight in model.weights if not is_scale(weight))
+        # The largest magnitudes of an int8 matrix don't count.
+        parameters = sum(math.prod(weight.shape) for weight in model.weights if not weight.name.endswith("_max"))
         facts = {"contract": CONTRACT, "vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.fingerprint}
         facts |= {"parameters": parameters, "dtype": model.dtype_policy.name}
         self.describe(**metadata, **facts, framework_version=__version__, tf_version=tf.__version__)

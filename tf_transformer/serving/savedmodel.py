@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tf_transformer import registry
 from tf_transformer.config import BadInput
-from tf_transformer.serving.compact import compact
 from tf_transformer.serving.contract import Root
 from tf_transformer.serving.versions import size_of
 from tf_transformer.utils import values
@@ -57,7 +56,7 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
         # Nodes of custom gradients, such as swish's, name tensors inside functions, which `compact` renames.
         saving = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
         tf.saved_model.save(export, str(folder), signatures=export.signatures, options=saving)
-        compact(folder)
+        registry.find("services", "compact")(folder)
         (folder / "batching_params.pbtxt").write_text(batching_params())
         extra = folder / "assets.extra"
         extra.mkdir()

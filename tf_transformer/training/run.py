@@ -17,7 +17,7 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.evaluation.bleu import Metric
-from tf_transformer.layers.lora import wake_adapters
+from tf_transformer.models.weights import wake_adapters
 from tf_transformer.training.losses import RENAMED, SmoothedCrossEntropy
 from tf_transformer.training.recipe import CHANGEABLE, Recipe
 from tf_transformer.utils.files import checksum, flush, locked, user_path, write_json, write_text

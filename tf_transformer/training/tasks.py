@@ -8,11 +8,11 @@ from tf_transformer import registry
 from tf_transformer.data import corpus
 from tf_transformer.data.corpus import Files
 from tf_transformer.data.pairs import Texts
-from tf_transformer.decoding.decoder import TextDecoder
 from tf_transformer.evaluation import bleu
 from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.inference.engine import Engine
 from tf_transformer.inference.translator import Translator
+from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.training.callbacks import Translate
 
@@ -35,7 +35,7 @@ class Task:
     metric: Metric
     read: Callable[[Files], Texts]
     scores: Callable[[list[str], list[str]], dict[str, Any]]
-    decoder: Callable[[TextDecoder, Tokenizer], Translate]
+    decoder: Callable[[Transformer, Tokenizer], Translate]
     engine: Callable[[Translator], Engine] = lambda translator: translator
     recognizes: Callable[[Tokenizer], bool] = lambda tokenizer: False
     run_options: Mapping[str, Any] = field(default_factory=dict)

@@ -19,10 +19,9 @@ from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.evaluation.bleu import Metric, Score
 from tf_transformer.inference.loading import trained
 from tf_transformer.inference.translator import Translator
-from tf_transformer.layers.lora import freeze, frozen_weights
-from tf_transformer.models.ensemble import Ensemble
 from tf_transformer.models.families import build_model, check_weights, family_of_config, load_tokenizer
 from tf_transformer.models.transformer import Transformer
+from tf_transformer.models.weights import freeze, frozen_weights
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.training import losses as training
@@ -199,7 +198,7 @@ class Trainer:
                 raise BadInput(f"callbacks: cannot change the rate of a schedule, got {got}")
 
     def _check_start(self, start: Translator) -> None:
-        if isinstance(start.model, Ensemble):
+        if hasattr(start.model, "models"):
             raise BadInput(f"start: expected one model, got an ensemble of {len(start.model.models)}")
         if not getattr(start.model, "trainable_weights", True):
             raise BadInput("start: expected trainable weights, got a model whose weights are all frozen")

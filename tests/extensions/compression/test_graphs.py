@@ -8,8 +8,8 @@ import tensorflow as tf
 from conftest import TEXTS
 from served import Served
 
+from tf_transformer.extensions.compression.graphs import compact
 from tf_transformer.extensions.conformance.check import graph_of, nodes_of
-from tf_transformer.serving.compact import compact
 
 
 class Module(tf.Module):

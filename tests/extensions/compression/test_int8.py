@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tf_transformer as tt
+from tf_transformer.extensions.compression import int8
 from tf_transformer.extensions.interop.formats.ctranslate2 import save as save_ctranslate2
-from tf_transformer.layers import int8
 
 needs_int8 = pytest.mark.usefixtures("needs_int8")
 
@@ -76,7 +76,7 @@ def test_whole_numbers_stand_for_their_weights_to_half_a_step():
 def test_small_matrices_stay_float32(monkeypatch):
     monkeypatch.setattr(int8, "MIN_INT8_ELEMENTS", 11 * 17)
     x = np.random.default_rng(2).normal(size=(5, 11)).astype("float32")
-    layers = [int8.dense(units, dtype=int8.Int8()) for units in (13, 17)]
+    layers = [int8.Int8Dense(units, dtype=int8.Int8()) for units in (13, 17)]
     for layer in layers:
         layer.build(x.shape)
     assert [layer.kernel.dtype for layer in layers] == ["float32", "int8"]

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from test_documents import MANY, Words, squeezed
 
 from tf_transformer.config import BadInput
-from tf_transformer.inference.alignment import Aligned
-from tf_transformer.inference.engine import Hypothesis, TranslationResult
+from tf_transformer.inference.engine import Aligned, Hypothesis, TranslationResult
 
 FILM = (
     "\ufeff"

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tf_transformer.layers.lora import adapter_of, adapters
+from tf_transformer.models.weights import adapter_of, adapters
 from tf_transformer.utils.files import new_file, user_path
 from tf_transformer.utils.reading import read_npz
 from tf_transformer.utils.values import BadInput, Count, checked

@@ -1,4 +1,4 @@
-"""Products in 8-bit integers, for serving on CPUs.
+"""Matmuls of 8-bit integers, for serving on CPUs: `Int8`, the dtype policy of a `Transformer`.
 
 Each output channel of a weight matrix, and each row of an input, is scaled so that its largest magnitude becomes 127.
 Sums of products are exact integers, so the rows of a product do not depend on each other. Everything else is float32,
@@ -8,7 +8,6 @@ On TensorFlow, oneDNN's operation `_QuantizedMatMul` computes the product. It ex
 """
 
 import functools
-import itertools
 import math
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.config import BadInput
-from tf_transformer.layers.lora import adapters
+from tf_transformer.layers import PositionalEmbedding
 from tf_transformer.utils.type_names import Shape, Tensor
 
 INT8_MAX = 127.0
@@ -33,33 +32,20 @@ class Int8(keras.DTypePolicy):
         super().__init__("float32")
         self._name = name
 
-
-def policy_of(dtype: str | None) -> str | Int8 | None:
-    """Returns `Int8` for "int8". Other names are policies of Keras."""
-    return Int8() if dtype == "int8" else dtype
-
-
-def is_int8(layer: keras.layers.Layer) -> bool:
-    """Returns whether a layer or a model multiplies 8-bit integers."""
-    return isinstance(layer.dtype_policy, Int8)
-
-
-def dense(units: int, activation: Any = None, *, dtype: Any, **options: Any) -> keras.layers.Layer:
-    """Returns a dense layer for rows [B, d]: `Int8Dense` for the policy `Int8`, else `keras.layers.Dense`."""
-    if isinstance(dtype, Int8):
-        options.pop("kernel_initializer", None)  # Its weights come from a trained model.
-    layer = (Int8Dense if isinstance(dtype, Int8) else keras.layers.Dense)(units, activation, dtype=dtype, **options)
-    if layer._remat_mode and layer._remat_mode.mode != "activations":
-        # It is computed again with the layer around it. By itself it would fail in compiled calls.
-        layer._remat_mode = None
-    return layer
+    @property
+    def layer_classes(self) -> dict[type, type]:
+        """Classes of layers that replace others."""
+        return {keras.layers.Dense: Int8Dense, PositionalEmbedding: Int8Embedding}
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class Int8Dense(keras.layers.Layer):
     """Dense layer that multiplies 8-bit integers if its matrix is large: [B, d] -> float32 [B, units]."""
 
-    def __init__(self, units: int, activation: Any = None, use_bias: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self, units: int, activation: Any = None, use_bias: bool = True, kernel_initializer: Any = None, **kwargs: Any
+    ) -> None:
+        # Without an initializer, since the weights come from a trained model.
         super().__init__(**kwargs)
         self.units = units
         self.activation = keras.activations.get(activation)
@@ -78,12 +64,42 @@ class Int8Dense(keras.layers.Layer):
         x = ops.matmul(x, self.kernel) if is_small else int8_product(x, self.kernel, self.kernel_max)
         return self.activation(x if self.bias is None else x + self.bias)
 
+    def rounded(self, values: dict[str, np.ndarray]) -> list[np.ndarray]:
+        return rounded(self, values, "" if self.kernel_max is None else "kernel", axis=0)
+
     def compute_output_shape(self, x_shape: Shape) -> Any:
         return (*x_shape[:-1], self.units)
 
     def get_config(self) -> dict[str, Any]:
         activation = keras.activations.serialize(self.activation)
         return super().get_config() | {"units": self.units, "activation": activation, "use_bias": self.use_bias}
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class Int8Embedding(PositionalEmbedding):
+    """`PositionalEmbedding` with a table of 8-bit integers, which the softmax multiplies as stored."""
+
+    def build_table(self, ids_shape: Shape) -> None:
+        shape = (self.vocab_size, self.d_model)
+        self._embeddings, self.embeddings_max = int8_weights(self, "embeddings", shape, axis=1)
+
+    def rows(self, ids: Tensor) -> Any:
+        rows = ops.cast(ops.take(self.embeddings, ids, axis=0), "float32")
+        return rows * ops.expand_dims(ops.take(self.embeddings_max, ids) * (1 / INT8_MAX), -1)
+
+    def product(self, x: Tensor) -> Any:
+        return int8_product(x, self.embeddings, self.embeddings_max, transposed=True)
+
+    def rounded(self, values: dict[str, np.ndarray]) -> list[np.ndarray]:
+        return rounded(self, values, "embeddings", axis=1)
+
+    def quantize(self, mode: Any = None, type_check: bool = False, config: Any = None) -> None:
+        raise NotImplementedError(f"{self.name}: its table holds 8-bit integers already")
+
+    @property
+    def variable_serialization_spec(self) -> dict[Any, list[str]]:
+        spec = super().variable_serialization_spec
+        return {mode: [table, "embeddings_max", *names] for mode, (table, *names) in spec.items()}
 
 
 def int8_weights(
@@ -94,45 +110,16 @@ def int8_weights(
     return matrix, layer.add_weight((shape[1 - axis],), "zeros", trainable=False, name=f"{name}_max")
 
 
-def is_scale(variable: keras.Variable) -> bool:
-    """Returns whether a variable holds an int8 matrix's magnitudes, which don't count as parameters."""
-    return variable.name.endswith("_max")
+def rounded(layer: keras.layers.Layer, values: dict[str, np.ndarray], matrix: str, axis: int) -> list[np.ndarray]:
+    """Returns the values of a layer's weights, in order, from those of a layer in float32 by name.
 
-
-def copy_weights(model: keras.Model, source: keras.Model) -> None:
-    """Copies the weights of `source` into a built model of the same configuration, converted to the model's dtype.
-    LoRA adapters are added to the matrices that they adapt. Raises `BadInput` if `source` has 8-bit weights, ours or
-    Keras's own, whose rounding cannot be undone, or if the two models have different weights.
+    `matrix` names the one to round, if any, with its largest magnitudes along `axis`.
     """
-    if not (is_int8(source) and is_int8(model)) and any(weight.dtype == "int8" for weight in source.weights):
-        dtype = model.dtype_policy.name
-        raise BadInput(f"expected a model in another dtype than int8 to convert to {dtype}, got weights of 8 bits")
-    changes, factors = {}, set()
-    for matrix, a, b, scale in adapters(source):
-        changes[id(matrix)] = scale * ops.convert_to_numpy(ops.matmul(a, b))
-        factors |= {id(a), id(b)}
-    # Match weights by their layer's position, not by name: Keras numbers the names of unnamed layers.
-    for layer, other in itertools.zip_longest(model._flatten_layers(), source._flatten_layers()):
-        new, old = (
-            [] if each is None else each._trainable_variables + each._non_trainable_variables for each in (layer, other)
-        )
-        old = [weight for weight in old if id(weight) not in factors]
-        integers = [] if is_int8(source) else [weight for weight in new if weight.dtype == "int8"]
-        scales = {weight.name: weight for weight in new if weight.name in {f"{matrix.name}_max" for matrix in integers}}
-        new = [weight for weight in new if weight.name not in scales]
-        if scales:  # An int8 layer lists its trainable bias before the integers, a float layer after its kernel.
-            new, old = (sorted(weights, key=lambda weight: weight.name) for weights in (new, old))
-        if (expected := [tuple(weight.shape) for weight in new]) != (got := [tuple(weight.shape) for weight in old]):
-            raise BadInput(
-                f"{(other or layer).path}: expected weights of shapes {expected}, as in a new model of this "
-                f"configuration, got {got}. Make all layers from the configuration"
-            )
-        for weight, before in zip(new, old, strict=True):
-            value = np.asarray(ops.convert_to_numpy(before)) + changes.get(id(before), 0)
-            if f"{weight.name}_max" in scales:
-                value, largest = quantized(value.astype("float32"), axis=0 if weight.name == "kernel" else 1)
-                scales[f"{weight.name}_max"].assign(largest)
-            weight.assign(value)
+    check_kernel()
+    if matrix in values:
+        values[matrix], values[f"{matrix}_max"] = quantized(values[matrix].astype("float32"), axis)
+    names = [weight.name for weight in layer._trainable_variables + layer._non_trainable_variables]
+    return [values[name] for name in dict.fromkeys([*names, *values]) if name in values]
 
 
 def quantized(matrix: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,8 @@ import unicodedata
 from collections.abc import Mapping
 
 from tf_transformer.extensions.documents.marked import DENSE, Marked
-from tf_transformer.inference.alignment import Aligned, Span, words_of
+from tf_transformer.extensions.documents.words import Span, word_links, words_of
+from tf_transformer.inference.engine import Aligned
 
 # The end of what stands between spaces, or any character of a script without spaces.
 _AT_END = re.compile(rf"(?<=[{DENSE}\u2013\u2014])|(?=[{DENSE}])|\s|[.,;:!?)\]]*(?:\s|$)")
@@ -66,7 +67,7 @@ class Placing:
         self._targets, self._copies = dict[int, list[int]](), dict[str, list[int]]()
         for position, (first, last) in enumerate(self._output):
             self._copies.setdefault(aligned.text[first:last], []).append(position)
-        for position, link in enumerate(aligned.word_links()):
+        for position, link in enumerate(word_links(aligned)):
             if link is not None:
                 self._targets.setdefault(link, []).append(position)
         self._link_signs()

@@ -9,8 +9,8 @@ from tf_transformer.extensions.documents.encodings import decoded
 from tf_transformer.extensions.documents.marked import Marked, Splitter, sentences_in
 from tf_transformer.extensions.documents.markup import parts_of
 from tf_transformer.extensions.documents.subtitles import captions_of
-from tf_transformer.inference.alignment import Aligned, Span
-from tf_transformer.inference.engine import DocumentFormat, Engine
+from tf_transformer.extensions.documents.words import Span
+from tf_transformer.inference.engine import Aligned, DocumentFormat, Engine
 from tf_transformer.utils.values import BadInput, shown
 
 FORMATS = get_args(DocumentFormat)

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tf_transformer.inference.alignment import Span
+from tf_transformer.extensions.documents.words import Span
 from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.values import BadInput, Count, checked, shown
 

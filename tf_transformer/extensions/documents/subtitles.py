@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from tf_transformer.extensions.documents.marked import DEEPEST, Mark, Marked, is_wide
-from tf_transformer.inference.alignment import Span
+from tf_transformer.extensions.documents.words import Span
 from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.values import BadInput, shown
 

@@ -5,43 +5,33 @@ import functools
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from tf_transformer.inference.engine import Aligned
 
 SPACE = "▁"  # SentencePiece's word boundary
 Span = tuple[int, int]  # first character and the one after the last
 
 
-class Aligned(NamedTuple):
-    """A text, its best output, and the source token of highest attention for each token of the output."""
+def words(aligned: Aligned) -> tuple[list[str], list[str], list[tuple[int, int]]]:
+    """Returns words of the source, words of the output, and pairs of their indices, by most of a word's tokens."""
+    source, output = words_of(aligned.source), words_of(aligned.text)
+    pairs = [(link, index) for index, link in enumerate(word_links(aligned)) if link is not None]
+    return [aligned.source[a:b] for a, b in source], [aligned.text[a:b] for a, b in output], pairs
 
-    source: str
-    text: str
-    source_tokens: Sequence[str] = ()  # the language's, if there is one, and the text's without EOS
-    tokens: Sequence[str] = ()
-    links: Sequence[int] = ()  # for each token an index into `source_tokens`, or one past them for EOS
-    truncated: bool = False  # whether the source has more tokens than the model reads
-    length: int | None = None  # source tokens before truncation
 
-    @property
-    def words(self) -> tuple[list[str], list[str], list[tuple[int, int]]]:
-        """Words of the source, words of the output, and pairs of their indices, by most of a word's tokens."""
-        source, output = words_of(self.source), words_of(self.text)
-        pairs = [(link, index) for index, link in enumerate(self.word_links()) if link is not None]
-        return [self.source[a:b] for a, b in source], [self.text[a:b] for a, b in output], pairs
-
-    def word_links(self) -> list[int | None]:
-        """Returns for each output word the index of its source word. Without tokens, words align by position."""
-        source, output = words_of(self.source), words_of(self.text)
-        if not self.tokens or not source:
-            return [index * len(source) // len(output) if source else None for index in range(len(output))]
-        votes = [collections.Counter[int]() for _ in output]
-        of_source = _words_of_tokens(self.source_tokens, self.source, source)
-        of_output = _words_of_tokens(self.tokens, self.text, output)
-        for index, link in zip(of_output, self.links, strict=True):
-            word = of_source[link] if link < len(of_source) else None
-            if index is not None and word is not None:
-                votes[index][word] += 1
-        return [vote.most_common(1)[0][0] if vote else None for vote in votes]
+def word_links(aligned: Aligned) -> list[int | None]:
+    """Returns for each output word the index of its source word. Without tokens, words align by position."""
+    source, output = words_of(aligned.source), words_of(aligned.text)
+    if not aligned.tokens or not source:
+        return [index * len(source) // len(output) if source else None for index in range(len(output))]
+    votes = [collections.Counter[int]() for _ in output]
+    of_source = _words_of_tokens(aligned.source_tokens, aligned.source, source)
+    of_output = _words_of_tokens(aligned.tokens, aligned.text, output)
+    for index, link in zip(of_output, aligned.links, strict=True):
+        word = of_source[link] if link < len(of_source) else None
+        if index is not None and word is not None:
+            votes[index][word] += 1
+    return [vote.most_common(1)[0][0] if vote else None for vote in votes]
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from tf_transformer.extensions.interop.families.m2m100.tokenizer import IDS, M2M
 from tf_transformer.extensions.interop.families.marian.tokenizer import CODE, SOURCE_VOCABULARY, MarianTokenizer
 from tf_transformer.extensions.interop.families.pieces import ADDED, VOCABULARY, PieceTokenizer, archive_of, with_pieces
 from tf_transformer.extensions.interop.trimming import Row, check_weights, with_rows
-from tf_transformer.layers.lora import adapters
+from tf_transformer.models.weights import adapters
 from tf_transformer.tokenizers.languages import check_language
 from tf_transformer.tokenizers.piece_engine import engine_of
 from tf_transformer.tokenizers.tokenizer import UNKNOWN_ID, Tokenizer, check_symbols

@@ -20,7 +20,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.extensions.interop.families.m2m100.tokenizer import IDS, M2M100Tokenizer
 from tf_transformer.extensions.interop.families.marian.tokenizer import SOURCE_VOCABULARY
 from tf_transformer.extensions.interop.families.pieces import ADDED, VOCABULARY, PieceTokenizer, archive_of, with_pieces
-from tf_transformer.models.ensemble import Ensemble
+from tf_transformer.inference.rebuild import together
 from tf_transformer.tokenizers.languages import check_language
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, RESERVED, Tokenizer
 from tf_transformer.utils.values import shown
@@ -166,5 +166,4 @@ def with_rows(translator: Any, tokenizer: Tokenizer, source: Sequence[Row], targ
         return new_model
 
     models = [changed(model) for model in getattr(translator.model, "models", [translator.model])]
-    model = Ensemble(models) if hasattr(translator.model, "models") else models[0]
-    return translator.replace(model=model, tokenizer=tokenizer)
+    return translator.replace(model=together(models), tokenizer=tokenizer)

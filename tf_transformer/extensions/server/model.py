@@ -15,8 +15,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.inference.alignment import Aligned
-from tf_transformer.inference.engine import UNUSED, Engine, Hypothesis, Request, TranslationResult, strings_in
+from tf_transformer.inference.engine import UNUSED, Aligned, Engine, Hypothesis, Request, TranslationResult, strings_in
 from tf_transformer.inference.loading import load
 from tf_transformer.inference.savedmodel import load_graph
 from tf_transformer.tokenizers.languages import LANGUAGES

@@ -11,9 +11,9 @@ from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.compiling import compiled, input_signature, rounded
 from tf_transformer.decoding.decoder import AppendedKeyValue, FixedKeyValue
 from tf_transformer.decoding.primitives import NEG_INF, ON_TENSORFLOW, gather, size
-from tf_transformer.decoding.sampling import sample, uniforms_of
 from tf_transformer.decoding.search import OPTIONS, Decoder, Fixed, SearchProblem, beam_search
 from tf_transformer.decoding.search_options import SearchOptions
+from tf_transformer.extensions.text_models.sampling import sample, uniforms_of
 from tf_transformer.layers import DecoderCache, DecoderLayer, KeyValue, PositionalEmbedding
 from tf_transformer.masks import PAD_ID, causal_mask
 from tf_transformer.tokenizers.tokenizer import EOS_ID

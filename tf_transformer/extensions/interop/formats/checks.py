@@ -14,10 +14,9 @@ from tf_transformer.layers import (
     MultiHeadAttention,
     PositionalEmbedding,
 )
-from tf_transformer.layers.int8 import is_int8
-from tf_transformer.models.ensemble import Ensemble
 from tf_transformer.models.families import families
-from tf_transformer.models.transformer import Transformer, check_finite
+from tf_transformer.models.transformer import Transformer
+from tf_transformer.models.weights import check_finite
 
 
 def check_convertible(translator: TextModel, wanted: str) -> None:
@@ -25,10 +24,10 @@ def check_convertible(translator: TextModel, wanted: str) -> None:
 
     `wanted` completes the message "expected one model".
     """
-    if isinstance(translator.model, Ensemble):
+    if hasattr(translator.model, "models"):
         count = len(translator.model.models)
         raise BadInput(f"translator: expected one model{wanted}, got an ensemble of {count}")
-    if is_int8(translator.model):
+    if any(weight.dtype == "int8" for weight in translator.model.weights):
         raise BadInput("translator: expected weights of 16 or 32 bits, which quantization can convert, got int8")
     check_finite(translator.model.weights)
 

@@ -17,6 +17,7 @@ from keras import ops
 
 from tf_transformer.config import Activation, BadInput, Layers, TransformerConfig
 from tf_transformer.layers import PositionalEmbedding
+from tf_transformer.layers.layer import class_for
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import Count
@@ -78,11 +79,12 @@ class MarianTransformer(Transformer):
         super().__init__(config, **kwargs)
         self.source_embedding = None
         if (size := config.source_vocab_size) is not None:
-            self.source_embedding = PositionalEmbedding(size, **self.embedding_options(), name="source_embedding")
+            embedding_class, options = class_for(self.dtype_policy, PositionalEmbedding), self.embedding_options()
+            self.source_embedding = embedding_class(size, **options, name="source_embedding")
 
     def make_embedding(self) -> PositionalEmbedding:
-        options = self.embedding_options()
-        return PositionalEmbedding(self.config.vocab_size, **options, use_bias=True, name="embedding")
+        embedding_class, options = class_for(self.dtype_policy, PositionalEmbedding), self.embedding_options()
+        return embedding_class(self.config.vocab_size, **options, use_bias=True, name="embedding")
 
     def embedding_options(self) -> dict[str, Any]:
         config = self.config
