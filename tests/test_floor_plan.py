@@ -25,7 +25,7 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
     "extensions.compression": ("layers",),
     "extensions.conformance": (),
     "extensions.documents": ("inference",),
-    "extensions.ensembles": ("layers", "models"),
+    "extensions.ensemble": ("layers", "models"),
     "extensions.interop": ("decoding", "inference", "layers", "models", "serving", "tokenizers"),
     "extensions.parsing": (
         "data",

@@ -21,7 +21,7 @@ from tf_transformer.extensions.adapters.lora import enable_lora as enable_lora
 from tf_transformer.extensions.adapters.lora import load_adapter as load_adapter
 from tf_transformer.extensions.adapters.lora import merge_lora as merge_lora
 from tf_transformer.extensions.adapters.lora import save_adapter as save_adapter
-from tf_transformer.extensions.ensembles import Ensemble as Ensemble
+from tf_transformer.extensions.ensemble import Ensemble as Ensemble
 from tf_transformer.extensions.parsing.corpus import TreebankCorpus as TreebankCorpus
 from tf_transformer.extensions.parsing.parser import Parser as Parser
 from tf_transformer.extensions.records.preparation import Filters as Filters

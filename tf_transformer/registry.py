@@ -55,7 +55,7 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "with_tokens": "extensions.interop.extending:with_tokens",
         "check": "extensions.conformance.check:check",
         "compact": "extensions.compression.graphs:compact",
-        "ensemble": "extensions.ensembles:Ensemble",
+        "ensemble": "extensions.ensemble:Ensemble",
         "int8": "extensions.compression.int8:Int8",
         "rematerialized": "extensions.rematerialization:rematerialized",
         "sample": "extensions.text_models.sampling:translations",
