@@ -103,10 +103,6 @@ def test_a_row_is_searched_as_if_alone():
         assert np.array_equal(single.ids[0], together.ids[b, :, :L])
 
 
-def test_an_empty_batch_gives_an_empty_answer():
-    assert search(np.zeros((0, 4, 5, 5), "float32"), np.zeros(0, "int32"), n_best=2).scores.shape == (0, 2)
-
-
 def keep_tokens(cache, slots):
     """Keeps slots of a cache with one value per row and the tokens by slot [B, C]."""
     return cache[0], tf.gather(cache[1], slots, batch_dims=1)

@@ -66,15 +66,3 @@ def test_a_cache_holds_the_projected_memory_and_room_for_the_target():
     assert after.memory.key is cache.memory.key and after.memory.value is cache.memory.value  # not copied
     half = built(dtype="mixed_bfloat16").init_cache(ops.cast(memory, "bfloat16"), 29)
     assert {ops.dtype(part) for kv in half for part in kv} == {"bfloat16"}
-
-
-def test_columns_may_be_beams_when_the_mask_says_so():
-    """Two beams of a sentence are two columns. Each attends only to its ancestors."""
-    x, memory = normal(B, 4, d), normal(B, S, d)  # first tokens of beams 0 and 1, then their second ones
-    cache = LAYER.init_cache(ops.array(memory), 4)
-    first = np.array([[[1, 0, 0, 0], [0, 1, 0, 0]]], bool)
-    second = np.array([[[1, 0, 1, 0], [0, 1, 0, 1]]], bool)
-    _, cache = LAYER(x[:, :2], attention_mask=first, cache=cache, slot=0)
-    output, _ = LAYER(x[:, 2:], attention_mask=second, cache=cache, slot=2)
-    for beam in range(2):
-        close(output[:, beam], LAYER(x[:, beam::2], memory)[:, 1])

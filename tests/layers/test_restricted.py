@@ -153,12 +153,3 @@ def test_long_sequences_fit_in_a_fraction_of_the_memory_of_all_weights():
     """16,384 positions and 8 heads: 8 GiB for one copy of float32 weights [h, n, n]."""
     peak, all_weights = map(int, run_python(LONG).split())
     assert all_weights == 8 * 2**30 and 0 < peak < all_weights / 16
-
-
-def test_a_long_sequence_is_computed_from_neighbourhoods():
-    n, reach = 16_384, WINDOW // 2
-    x = normal(1, n, d)
-    output, unrestricted = RESTRICTED(x), built(EncoderLayer)
-    for position in (reach, 15, 16, 8_191, 8_192, n - 1 - reach):
-        around = x[:, position - reach : position + reach + 1]
-        close(output[:, position], unrestricted(around)[:, reach])

@@ -66,15 +66,6 @@ def test_logits_and_attention_weights(kind):
             close(scores.cross[i][b, :, :real], expected_scores["cross"][i][:, :real])
 
 
-def test_a_keras_file_has_the_configuration(tmp_path):
-    config = TransformerConfig(num_layers=1, **(KINDS["learned"] | KINDS["norm first"]), **SIZES)
-    model = built(config)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert loaded.config == config
-    close(loaded((SOURCE, TARGET)), model((SOURCE, TARGET)))
-
-
 # Parameters
 
 
@@ -105,7 +96,6 @@ def test_the_column_of_parameters_in_table_3(name):
 
 def test_parameters_of_base_and_big():
     """213M for big, the paper's number, needs a vocabulary of 35,900."""
-    assert round(parameters("base", 40_960)) == 65
     assert round(parameters("big", 37_000)) == 214
     for vocab_size in (37_000, 40_960):
         assert parameters("base", vocab_size) == pytest.approx(44.10 + 512e-6 * vocab_size, abs=0.005)
@@ -263,14 +253,6 @@ def test_a_variant_without_names_in_another_dtype(unnamed, request, monkeypatch)
         assert np.linalg.norm(difference) < tolerance * np.linalg.norm(expected), dtype
 
 
-def test_adapters_of_a_variant_without_names_are_merged(unnamed):
-    model = unnamed.astype("float32")
-    adapted = model.encoder_layers[1].feed_forward.hidden
-    adapted.enable_lora(5)
-    adapted.lora_kernel_b.assign(np.random.default_rng(1).normal(size=adapted.lora_kernel_b.shape))
-    close(model.merged()((SOURCE, TARGET)), model((SOURCE, TARGET)), atol=1e-4)
-
-
 @pytest.mark.parametrize("more", ["source", "copy"])
 def test_a_weight_that_only_one_of_two_models_has_is_an_error(more):
     models = {"source": Transformer(ONE_LAYER), "copy": Transformer(ONE_LAYER)}
@@ -321,12 +303,6 @@ def test_inputs_that_are_no_pair_of_ids_raise_bad_input(inputs, got):
         MODEL(inputs())
 
 
-@pytest.mark.parametrize("config", ["base", {"num_layers": 2}, None, TransformerConfig])
-def test_another_configuration_raises_bad_input(config):
-    with pytest.raises(BadInput, match="^config: expected a TransformerConfig, got .*$"):
-        Transformer(config)
-
-
 def test_a_model_that_is_all_frozen_does_not_train():
     model = built(ONE_LAYER)
     model.compile("sgd", SmoothedCrossEntropy())
@@ -372,11 +348,9 @@ def test_frozen_weights_can_be_frozen_in_another_model():
     assert len(again.weights) - len(learning) == 1 + len(again.encoder_layers[1].weights) + 2
 
 
-@pytest.mark.parametrize("part", ["nothing", "encoder", "encoder_0/kernel"])
-def test_names_that_no_model_has_cannot_be_frozen(part):
-    model = built(ONE_LAYER)
-    with pytest.raises(BadInput, match=f"^frozen: expected .* in embedding, encoder_0, decoder_0; got '{part}'$"):
-        freeze(model, ["embedding", part])
+def test_names_that_no_model_has_cannot_be_frozen():
+    with pytest.raises(BadInput, match="^frozen: expected .* in embedding, encoder_0, decoder_0; got 'encoder'$"):
+        freeze(built(ONE_LAYER), ["embedding", "encoder"])
 
 
 def test_fit_rejects_other_inputs():

@@ -1,7 +1,6 @@
 """The training step compiled by XLA, as on a GPU: the same losses, and one compilation per shape."""
 
 import dataclasses
-import functools
 import os
 from pathlib import Path
 
@@ -83,32 +82,17 @@ def float64():
     keras.config.set_dtype_policy("float32")
 
 
-@functools.cache
-def float32_losses(kind):
-    """Returns the losses of a plain step, traced once for all dtypes."""
-    return train(list(batches(*[(4, 5, 7)] * 3)), kind, jit_compile=False)[1]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "kind"),
-    [
-        pytest.param("float64", "keras", marks=pytest.mark.program),
-        pytest.param(None, "tt", marks=pytest.mark.slow),
-        pytest.param("float64", "tt", marks=pytest.mark.slow),
-        pytest.param(None, "keras", marks=pytest.mark.slow),
-    ],
-)
-def test_float64_trains(dtype, kind, request):
-    """float64 is the dtype of a model, or Keras's default. Loss and metrics remain float32."""
-    data, expected = list(batches(*[(4, 5, 7)] * 3)), float32_losses(kind)
-    if dtype is None:
-        request.getfixturevalue("float64")
-    model, losses = train(data, kind, dtype, jit_compile=False, num_microbatches=2, skip_not_finite=True)
+@pytest.mark.program
+def test_float64_trains():
+    """Loss and metrics remain float32."""
+    data = list(batches(*[(4, 5, 7)] * 3))
+    _, expected = train(data, "keras", jit_compile=False)
+    model, losses = train(data, "keras", "float64", jit_compile=False, num_microbatches=2, skip_not_finite=True)
     assert {str(variable.dtype) for variable in model.trainable_variables} == {"float64"}
     assert losses == pytest.approx(expected, rel=1e-4)
 
 
-def test_float64_trains_with_learned_positions(float64):
+def test_float64_as_kerass_default_trains_with_learned_positions(float64):
     _, losses = train(list(batches((4, 5, 7))), jit_compile=False, positions="learned", run_eagerly=True)
     assert losses[1] < losses[0]
 
