@@ -153,7 +153,7 @@ def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examp
 
 def say_dtypes(path: Path, size: int, parameters: int) -> None:
     """Prints the share of 8-bit weights in an export whose weights take `size` bytes, and the sizes in other dtypes."""
-    from tf_transformer.serving.savedmodel import share_in_8_bits
+    from tf_transformer.extensions.compression.int8 import share_in_8_bits
 
     half = 2 * parameters
     share = f"{100 * share_in_8_bits(path):.0f} % of the weights have 8 bits"

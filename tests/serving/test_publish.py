@@ -20,7 +20,6 @@ from tf_transformer.serving import versions
 from tf_transformer.serving.contract import Export, Root
 from tf_transformer.serving.savedmodel import BATCH_SIZES, new_folder, save_export
 from tf_transformer.serving.versions import next_version
-from trainers.publishing import say_dtypes
 
 
 def test_saving_is_atomic(translator, saved, monkeypatch):
@@ -53,19 +52,6 @@ def test_a_failed_check_publishes_nothing(translator, tmp_path, monkeypatch, cap
     assert checked[0].name == "3"  # the final name
     assert list((tmp_path / "name").iterdir()) == []
     assert capsys.readouterr().out == "checking that it can be used ...\n"
-
-
-def test_the_share_in_8_bits(tmp_path, capsys):
-    """Counts only weights. If most have 32 bits, bfloat16 is smaller."""
-    weights = [tf.zeros(shape, dtype) for shape, dtype in (((3, 5), tf.int8), ((7,), tf.float32))]
-    root = tf.train.Checkpoint(weights=[*map(tf.Variable, weights)], table=tf.Variable(tf.zeros([11], tf.int8)))
-    root.write(str(tmp_path / "variables" / "variables"))
-    assert publish.share_in_8_bits(tmp_path) == pytest.approx(15 / 22)
-    with pytest.warns(UserWarning, match="^int8 is larger than bfloat16 here, .*; take --dtype bfloat16$"):
-        say_dtypes(tmp_path, 45, 22)
-    say_dtypes(tmp_path, 44, 22)
-    line = "68 % of the weights have 8 bits; in float32 the weights take 88 bytes, in bfloat16 44\n"
-    assert capsys.readouterr().out == 2 * line
 
 
 def test_a_directory_appears_when_it_is_complete(tmp_path):

@@ -44,8 +44,7 @@ def compiled(function: Callable[..., Any], variables: Sequence[keras.Variable], 
         import tensorflow as tf
 
         # TensorFlow identifies closures that share their code, and warns of retracing. A `partial` is distinct.
-        traced: Callable[..., Any] = tf.function(functools.partial(function), autograph=False, **options)
-        return traced
+        return tf.function(functools.partial(function), autograph=False, **options)
     if BACKEND == "torch":
         import torch
 

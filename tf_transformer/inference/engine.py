@@ -98,8 +98,7 @@ class Aligned(NamedTuple):
     @property
     def words(self) -> tuple[list[str], list[str], list[tuple[int, int]]]:
         """Words of the source, words of the output, and pairs of their indices, by most of a word's tokens."""
-        words: tuple[list[str], list[str], list[tuple[int, int]]] = registry.find("services", "words")(self)
-        return words
+        return registry.find("services", "words")(self)
 
 
 class Request(NamedTuple):
@@ -257,7 +256,7 @@ class Engine(ABC):
             raise BadInput("document: expected a translator, got a parser, which takes sentences")
         is_single = isinstance(texts, str | bytes) or getattr(texts, "shape", None) == ()
         documents = list(strings_in([texts] if is_single else texts))
-        outputs: list[str] = registry.find("services", "documents")(self, documents, format, sentences, options)
+        outputs = registry.find("services", "documents")(self, documents, format, sentences, options)
         return outputs[0] if is_single else outputs
 
     def aligned(self, texts: Iterable[str | bytes], **options: Any) -> list[Aligned]:

@@ -196,8 +196,7 @@ class Translator(TextModel, Engine):
         Raises:
             BadInput: If there are no texts, a language or script is not in the vocabulary, or the weights are int8.
         """
-        trimmed: Self = registry.find("services", "trimmed")(self, texts, languages, scripts)
-        return trimmed
+        return registry.find("services", "trimmed")(self, texts, languages, scripts)
 
     def with_language(self, code: str, like: str, texts: Iterable[str] = ()) -> Self:
         """Returns a copy of a multilingual model with one more language, to fine-tune.
@@ -212,8 +211,7 @@ class Translator(TextModel, Engine):
         Raises:
             BadInput: If `code` exists, `like` does not, or the model has one language pair, int8 weights or LoRA.
         """
-        extended: Self = registry.find("services", "with_language")(self, code, like, texts)
-        return extended
+        return registry.find("services", "with_language")(self, code, like, texts)
 
     def with_tokens(self, tokens: Iterable[str], like: str | None = None) -> Self:
         """Returns a copy with more tokens, to fine-tune: `translator.with_tokens(["<term>", "</term>"])`.
@@ -226,8 +224,7 @@ class Translator(TextModel, Engine):
         Raises:
             BadInput: If a token is in the vocabulary, `like` is not, or the model has int8 weights or LoRA.
         """
-        extended: Self = registry.find("services", "with_tokens")(self, tokens, like)
-        return extended
+        return registry.find("services", "with_tokens")(self, tokens, like)
 
     @checked
     def n_best(
@@ -330,11 +327,8 @@ class Translator(TextModel, Engine):
             seed: Any integer.
             languages: source_language and target_language of a multilingual model. Default to the translator's.
         """
-        request = self.request(None, languages)
-        outputs: list[str] = registry.find("services", "sample")(
-            self, list(strings_in(texts)), request, seed, temperature, k
-        )
-        return outputs
+        texts, request = list(strings_in(texts)), self.request(None, languages)
+        return registry.find("services", "sample")(self, texts, request, seed, temperature, k)
 
     def tokenizer_of(self, request: Request) -> Tokenizer:
         return self.tokenizer.with_languages(**request.languages) if request.languages else self.tokenizer

@@ -35,8 +35,7 @@ class Rematerialized(keras.layers.Layer):
     """Base of our layers. A `keras.RematScope` computes each one again, as a whole, in the backward pass."""
 
     def rematerialized_call(self, layer_call: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        wrapped: Callable[..., Any] = registry.find("services", "rematerialized")(self, layer_call, *args, **kwargs)
-        return wrapped
+        return registry.find("services", "rematerialized")(self, layer_call, *args, **kwargs)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         # Traces `call`: outputs and dtypes depend on the arguments, of which `compute_output_shape` has only shapes.

@@ -70,5 +70,4 @@ def formats() -> dict[str, Format]:
 
 def format_of(name: str) -> Format:
     """Returns the format with this name, or raises `BadInput`."""
-    found: Format = registry.find("formats", name)
-    return found
+    return registry.find("formats", name)

@@ -80,16 +80,6 @@ def check_export(folder: Path, path: str | os.PathLike[str]) -> None:
     say(f"{len(findings)} checks passed in {time.monotonic() - began:.0f} s")
 
 
-def share_in_8_bits(path: Path) -> float:
-    """Returns the share of an export's weights that are 8-bit integers, 0 to 1. It reads no weights."""
-    with plainly_named(path) as plain:
-        stored = tf.train.load_checkpoint(str(plain / "variables" / "variables"))
-    dtypes = stored.get_variable_to_dtype_map()
-    sizes = {name: math.prod(shape) for name, shape in stored.get_variable_to_shape_map().items()}
-    sizes = {name: size for name, size in sizes.items() if name.startswith("weights/")}
-    return sum(size for name, size in sizes.items() if dtypes[name] == tf.int8) / sum(sizes.values())
-
-
 def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
     """Reads the metadata, the tokenizer's `model` and the weights, in the model's order, without loading the graph."""
     path = saved_model_of(path)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import tf_transformer as tt
 from tf_transformer.extensions.compression import int8
 from tf_transformer.extensions.interop.formats.ctranslate2 import save as save_ctranslate2
+from trainers.publishing import say_dtypes
 
 needs_int8 = pytest.mark.usefixtures("needs_int8")
 
@@ -169,3 +170,16 @@ def test_a_machine_without_the_kernel(translator, monkeypatch):
     with pytest.raises(tt.BadInput, match="_QuantizedMatMul, as on x86-64, got one without: No OpKernel.*Mul'$"):
         translator.astype("int8")
     int8.check_kernel.cache_clear()
+
+
+def test_the_share_in_8_bits(tmp_path, capsys):
+    """Counts only weights. If most have 32 bits, bfloat16 is smaller."""
+    weights = [tf.zeros(shape, dtype) for shape, dtype in (((3, 5), tf.int8), ((7,), tf.float32))]
+    root = tf.train.Checkpoint(weights=[*map(tf.Variable, weights)], table=tf.Variable(tf.zeros([11], tf.int8)))
+    root.write(str(tmp_path / "variables" / "variables"))
+    assert int8.share_in_8_bits(tmp_path) == pytest.approx(15 / 22)
+    with pytest.warns(UserWarning, match="^int8 is larger than bfloat16 here, .*; take --dtype bfloat16$"):
+        say_dtypes(tmp_path, 45, 22)
+    say_dtypes(tmp_path, 44, 22)
+    line = "68 % of the weights have 8 bits; in float32 the weights take 88 bytes, in bfloat16 44\n"
+    assert capsys.readouterr().out == 2 * line

@@ -9,6 +9,7 @@ On TensorFlow, oneDNN's operation `_QuantizedMatMul` computes the product. It ex
 
 import functools
 import math
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -17,6 +18,7 @@ from keras import ops
 
 from tf_transformer.config import BadInput
 from tf_transformer.layers import PositionalEmbedding
+from tf_transformer.utils.files import plainly_named
 from tf_transformer.utils.type_names import Shape, Tensor
 
 INT8_MAX = 127.0
@@ -177,6 +179,18 @@ def _onednn_product(integers: Tensor, matrix: Tensor, largest: Tensor, transpose
     )
     product.set_shape([None, largest.shape[0]])
     return product
+
+
+def share_in_8_bits(path: Path) -> float:
+    """Returns the share of an export's weights that are 8-bit integers, 0 to 1. It reads no weights."""
+    import tensorflow as tf
+
+    with plainly_named(path) as plain:
+        stored = tf.train.load_checkpoint(str(plain / "variables" / "variables"))
+    dtypes = stored.get_variable_to_dtype_map()
+    sizes = {name: math.prod(shape) for name, shape in stored.get_variable_to_shape_map().items()}
+    sizes = {name: size for name, size in sizes.items() if name.startswith("weights/")}
+    return sum(size for name, size in sizes.items() if dtypes[name] == tf.int8) / sum(sizes.values())
 
 
 @functools.cache
