@@ -1,7 +1,14 @@
 """Search and sampling for any model: `tt.decoding.beam_search`, `sample` and their arguments."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tf_transformer.decoding.beams import Hypotheses as Hypotheses
+    from tf_transformer.decoding.search import Decoder as Decoder
+    from tf_transformer.decoding.search import Fixed as Fixed
+    from tf_transformer.decoding.search import SearchProblem as SearchProblem
+    from tf_transformer.decoding.search import beam_search as beam_search
 
 _HOMES = dict.fromkeys(("Decoder", "Fixed", "SearchProblem", "beam_search"), "decoding.search")
 _HOMES |= {"Hypotheses": "decoding.beams"}

@@ -331,6 +331,7 @@ class Translator(TextModel, Engine):
         return registry.find("services", "sample")(self, texts, request, seed, temperature, k)
 
     def tokenizer_of(self, request: Request) -> Tokenizer:
+        """Returns the tokenizer for the languages of a request."""
         return self.tokenizer.with_languages(**request.languages) if request.languages else self.tokenizer
 
     def _options_of(self, request: Request) -> tuple[dict[str, np.ndarray], int, int | None]:
