@@ -41,7 +41,7 @@ def copy_weights(model: keras.Model, source: keras.Model) -> None:
         )
         old = [weight for weight in old if id(weight) not in factors]
         values = [np.asarray(ops.convert_to_numpy(weight)) + changes.get(id(weight), 0) for weight in old]
-        if hasattr(layer, "rounded") and type(layer) is not type(other):  # of another dtype
+        if hasattr(layer, "rounded") and type(layer) is not type(other):
             values = layer.rounded(dict(zip([weight.name for weight in old], values, strict=True)))
         if (expected := [tuple(weight.shape) for weight in new]) != (got := [value.shape for value in values]):
             raise BadInput(
