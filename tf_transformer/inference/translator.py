@@ -327,8 +327,8 @@ class Translator(TextModel, Engine):
             seed: Any integer.
             languages: source_language and target_language of a multilingual model. Default to the translator's.
         """
-        texts, request = list(strings_in(texts)), self.request(None, languages)
-        return registry.find("services", "sample")(self, texts, request, seed, temperature, k)
+        sources, request = list(strings_in(texts)), self.request(None, languages)
+        return registry.find("services", "sample")(self, sources, request, seed, temperature, k)
 
     def tokenizer_of(self, request: Request) -> Tokenizer:
         """Returns the tokenizer for the languages of a request."""
