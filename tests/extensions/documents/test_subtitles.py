@@ -100,26 +100,14 @@ Smith met the
 
 13
 00:00:11,000 --> 00:00:12,000
-United States of America.   """
-CHINESE = """1
-00:00:01,000 --> 00:00:02,000
-这是一本书
-我很喜欢它
+United States of America.
 
-2
-00:00:02,000 --> 00:00:03,000
-他说\uff1a“好。”
-她走了。
-
-3
-00:00:03,000 --> 00:00:04,000
+14
+00:00:13,000 --> 00:00:14,000
 {\\an8}(笑声)
-<i>再见</i>
-
-
-"""
-
-FILES = {"film": FILM, "hard": HARD, "chinese": CHINESE}
+他说\uff1a“好。”
+她走了。   """
+FILES = {"film": FILM, "hard": HARD}
 TIME = "00:00:0{},000 --> 00:00:0{},000"
 
 
@@ -227,9 +215,9 @@ def test_malformed_files_are_refused_in_a_line():
         Words().document(captions("a") + "2\n00:00:xx --> 00:00:02,000\nb", "srt")
     with pytest.raises(BadInput, match=r"^line 2: expected a time such as .*, got '00:00:0x --> 00:00:02\\n'$"):
         Words().document("1\n00:00:0x --> 00:00:02\nHello\n", "srt")
-    with pytest.raises(BadInput, match=r"^line 1: expected a time such as .*, got '12\\n'$"):
+    with pytest.raises(BadInput, match=r"^line 2: expected a time such as .*, got 'Hello\\n'$"):
         Words().document("12\nHello\n", "srt")
-    with pytest.raises(BadInput, match="^caption 2: expected a time, got one that is too long"):
+    with pytest.raises(BadInput, match="^line 6: expected a time such as .*, got '999"):
         Words().document(captions("a") + "2\n" + "9" * 99 + ":00:00,000 --> 00:00:02,000\nb", "srt")
     assert [Words().document(text, "srt") for text in ("", "\ufeff\n", " \r\n")] == ["", "\ufeff\n", " \r\n"]
 

@@ -6,17 +6,14 @@ import re
 from tf_transformer.utils.values import BadInput, shown
 
 _MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-_XML_STARTS = {b"<\0?\0": "utf-16-le", b"\0<\0?": "utf-16-be"}
 _HIDDEN = re.compile(r"(?is)<!--.*?(?:-->|\Z)|<(script|style|title)\b.*?(?:</\1|\Z)")
 _DECLARED = {
     "html": re.compile(r"""(?i)<meta\s[^>]*?\bcharset\s*=\s*["']?\s*([^\s"'/;>]+)"""),
     "xml": re.compile(r"""\A<\?xml[^>]*?\sencoding\s*=\s*["']([^"'>]+)"""),
 }
-_SEARCHED = 16_384  # bytes of a page
-# Browsers read supersets of these encodings.
+# Browsers read supersets of these encodings, and these names, which Python does not support.
 _WIDER = {"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"}
 _WIDER |= {"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "euc_kr": "cp949", "shift_jis": "cp932"}
-# Python does not support these names.
 _NAMES = {"iso-8859-8-i": "iso8859-8", "windows-31j": "cp932", "windows-874": "cp874", "windows-949": "cp949"}
 
 
@@ -28,12 +25,10 @@ def decoded(data: bytes, format: str) -> tuple[str, str]:
     """
     if format not in ("html", "xml"):
         return data.decode("utf-8", "replace"), "utf-8"
-    starts = _MARKS | (_XML_STARTS if format == "xml" else {})
-    name = next((name for start, name in starts.items() if data.startswith(start)), "")
-    start = _HIDDEN.sub("", data[:_SEARCHED].decode("latin-1"))
-    if not name and (match := _DECLARED[format].search(start)):
-        name = _codec(match[1].lower(), format == "html")
-    for encoding in [name] if name else ["utf-8", "cp1252"] if format == "html" else ["utf-8"]:
+    names = [name for start, name in _MARKS.items() if data.startswith(start)]
+    if not names and (match := _DECLARED[format].search(_HIDDEN.sub("", data[:16_384].decode("latin-1")))):
+        names = [_codec(match[1].lower(), format == "html")]
+    for encoding in names[:1] or ["utf-8", "cp1252"][: 1 + (format == "html")]:
         try:
             return data.decode(encoding), encoding
         except UnicodeDecodeError as error:
@@ -51,6 +46,4 @@ def _codec(label: str, is_html: bool) -> str:
             return name if name.startswith("iso8859") and not is_html else _WIDER.get(name, name)
     except (LookupError, UnicodeError):
         pass
-    raise BadInput(
-        f"document: expected an encoding that Python supports, got {shown(label)}. Decode it, and pass a str."
-    )
+    raise BadInput(f"document: expected an encoding that Python supports, got {shown(label)}. Pass a decoded str.")

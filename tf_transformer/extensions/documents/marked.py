@@ -1,17 +1,17 @@
 """Text with marks between its characters, such as tags. Plain text, HTML and XML become this before translation."""
 
 import bisect
-import collections
 import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 from tf_transformer.extensions.documents.words import Span
 from tf_transformer.utils.extras import import_extra
-from tf_transformer.utils.values import BadInput, Count, checked, shown
+from tf_transformer.utils.values import BadInput, checked, shown
 
 Splitter = Callable[[str], Sequence[str]]  # from a line to its sentences, which joined are the line
 # Scripts without spaces between words, and Hangul, whose endings touch a name. Both include their punctuation.
@@ -47,14 +47,14 @@ PLACEHOLDERS = {
     r"|(?<!\w)(?<!\w[ \xa0\u202f])% [-+#0]?\d{0,4}(?:\.\d{1,4})?l{0,2}[dfgeiuxX](?![\w.'\u2019])",
 }
 PLACEHOLDER = re.compile("|".join(PLACEHOLDERS.values()))
-# Superscripts that are not words: 1, [12], *, [a], −6.
-NOTE = re.compile(r"\s*(?:[\d\s,;\u2013\u2212-]++|[*\u2020\u2021\u00a7\u00b6#]++|[\[(]\s?\w{1,3}\s?[\])])+\s*")
-# What a placeholder is kept together with, if it touches it.
-BRACKETS = dict(zip(")]}\u300d\u300f\uff09\u3011\u300b", "([{\u300c\u300e\uff08\u3010\u300a", strict=True))
-_GLUED = re.compile(rf"[^\s{DENSE}\u2013\u2014\u2026]|[{re.escape(''.join([*BRACKETS, *BRACKETS.values()]))}]")
+# What a lost placeholder is kept together with, if it touches it, but for stops after it.
+_GLUED = re.compile(rf"[^\s{DENSE}\u2013\u2014\u2026]|[\u300c-\u3011\uff08\uff09\u300a\u300b]")
+# Words that only an end tag and a start tag separate are apart, and those beside a picture.
+_START, _IMAGE, _IN_WORD = (
+    re.compile(names, re.IGNORECASE)
+    for names in (r"<(?!/|!|\?|su[bp]\b|wbr\b)", r"<(?:img|input|svg)\b", r"</su[bp]\b")
+)
 DEEPEST = 99  # elements in each other, within a sentence
-OPENING = "([{\u00bf\u00a1\u2013\u2014"  # needs no space after it
-STOPS, QUOTES = set(".,;:!?\u00bf\u00a1"), set("\"'\u2018\u2019\u201a\u201c\u201d\u201e\xab\xbb\u2039\u203a")
 # Pairs of codes of three letters, such as NLLB's, and those of sentencex, where its rules are not those for English.
 CODES = """
 acqar ajpar alssq amham araar arbar arsar ayray bakba bambm benbn bulbg catca cescs danda deude ellel
@@ -73,24 +73,25 @@ class Mark(NamedTuple):
     start: int
     end: int  # after `start` only if the mark stands for these characters, such as an address, or <code>
     raw: str  # as the document has it
-    kind: str = "kept"  # or "open" and "close" (tags), "lost" (words), "note" (after a word)
+    kind: str = "kept"  # or "open" and "close" (tags), "note" (after a word)
     element: int = 0  # the same number for both of its tags
 
 
+@dataclass
 class Marked:
     """A text and its marks.
 
-    Args:
+    Attributes:
         text: Text without the marks, except for the characters that some of them stand for.
         marks: Marks in the document's order.
         write: Function that writes a part of the text as the document does.
         newline: "ends" if a newline ends a sentence, as in plain text; "is a space" otherwise, as in HTML.
     """
 
-    def __init__(
-        self, text: str, marks: Sequence[Mark] = (), write: Callable[[str], str] = str, newline: str = "ends"
-    ) -> None:
-        self.text, self.marks, self.write, self.newline = text, marks, write, newline
+    text: str
+    marks: Sequence[Mark] = ()
+    write: Callable[[str], str] = str
+    newline: str = "ends"
 
     @functools.cached_property
     def partners(self) -> dict[int, int]:
@@ -133,22 +134,11 @@ class Marked:
         return self._written(0, len(self.text), self.marks)
 
     def _written(self, start: int, end: int, marks: Iterable[Mark]) -> str:
-        parts, last = list[str](), start
-        word = self.text[max(0, start - 1) : start]  # the text before the next mark
+        parts = list[str]()
         for mark in marks:
-            word = self.text[last : mark.start] or word
-            after = self.text[mark.end : mark.end + 1]
-            parts += [self.write(self.text[last : mark.start]), self.spaced(mark, word, after)]
-            last, word = mark.end, mark.raw if mark.kind == "lost" else word
-        return "".join([*parts, self.write(self.text[last:end])])
-
-    @staticmethod
-    def spaced(mark: Mark, before: str, after: str) -> str:
-        """Writes a mark between texts. A lost word gets spaces around it, where words have some."""
-        if mark.kind != "lost":
-            return mark.raw
-        left = before != "" and not (before[-1].isspace() or before[-1] in OPENING or is_wide(before[-1]))
-        return " " * left + mark.raw + " " * (after[:1].isalnum() and not is_wide(after[0]))
+            parts += [self.write(self.text[start : mark.start]), mark.raw]
+            start = mark.end
+        return "".join([*parts, self.write(self.text[start:end])])
 
     def joined(self, spans: Sequence[Span], outputs: Sequence[str]) -> str:
         """Writes the text as the document has it, with outputs instead of the spans."""
@@ -161,19 +151,18 @@ class Marked:
         A space between two sentences is removed if the output's writing has none there, like Chinese, and added if
         only the source's has none.
         """
-        parts, sentence_start, last, seen, before, tags = list[str](), 0, 0, 0, "", set[str]()
+        parts, sentence_start, last, seen, before = list[str](), 0, 0, 0, ""
         for (start, end), output in zip(spans, outputs, strict=True):
             first, after = self._inside(start, end)
             marks, space = self.marks[seen:first], self.text[last:start]
-            wide = _ends_wide(self.text[max(sentence_start, last - 9) : last]), _ends_wide(before, tags)
+            wide = _ends_wide(self.text[sentence_start:last]), _ends_wide(before)
             new = {(True, False): " ", (False, True): ""}.get(wide, space) if before and space in ("", " ") else space
-            if new == space or any(mark.kind == "lost" or mark.end > mark.start for mark in marks):
+            if new == space or any(mark.end > mark.start for mark in marks):
                 parts.append(self._written(last, start, marks))
             else:  # Put the space after end tags.
                 closed = next((i for i, mark in enumerate(marks) if mark.kind == "open"), len(marks))
                 raws = [mark.raw for mark in marks]
                 parts.append("".join([*raws[:closed], new, *raws[closed:]]))
-            tags = {mark.raw for mark in self.marks[first:after]}
             sentence_start, last, seen, before = start, end, after, output
         return [*parts, self._written(last, len(self.text), self.marks[seen:])]
 
@@ -183,38 +172,52 @@ class Marked:
         Raises:
             BadInput: If the splitter's sentences are not the text.
         """
-        spans, start = list[Span](), 0
-        for line in self.text.splitlines(keepends=True) if self.newline == "ends" else [re.sub(r"\s", " ", self.text)]:
-            body, (position, _) = line.strip(), self._stripped(start, start + len(line))
+        lines = self.text.splitlines(keepends=True) if self.newline == "ends" else [self.text]
+        ends, spans = {*itertools.accumulate(map(len, lines)), *self._breaks()}, list[Span]()
+        for start, end in itertools.pairwise([0, *sorted(ends)]):
+            position, last = self._stripped(start, end)
+            body = self.text[position:last]
+            body = body if self.newline == "ends" else re.sub(r"\s", " ", body)
             pieces = list(splitter(body)) if body else []
             if not all(isinstance(piece, str) for piece in pieces) or "".join(pieces) != body:
                 raise BadInput(f"sentences: expected parts of the text, which joined are the text, got {shown(pieces)}")
             for piece in pieces:
-                first, end = self._stripped(position, position + len(piece))
+                first, last = self._stripped(position, position + len(piece))
                 position += len(piece)
-                if spans and first < end and self._kept_around(spans[-1][1]) > spans[-1][1]:
-                    spans[-1] = spans[-1][0], end  # A mark's characters would be cut.
-                elif first < end:
-                    spans.append((first, end))
-            start += len(line)
+                if spans and first < last and self.kept_around(spans[-1][1])[1] > spans[-1][1]:
+                    spans[-1] = spans[-1][0], last  # A mark's characters would be cut.
+                elif first < last:
+                    spans.append((first, last))
         return spans
+
+    def _breaks(self) -> list[int]:
+        """Returns the positions between words that only the end of an element and the start of another separate."""
+        breaks, closed = list[int](), -1
+        for mark in self.marks:
+            before, after = self.text[max(0, mark.start - 1) : mark.start], self.text[mark.start : mark.start + 1]
+            is_glued = after.isalnum() and (before.isalnum() or before in tuple("_.,:;!?)"))
+            is_apart = _IMAGE.match(mark.raw) or (closed == mark.start and _START.match(mark.raw))
+            if is_glued and is_apart and not (is_wide(before) and is_wide(after)):
+                breaks.append(mark.start)
+            if mark.end > mark.start or (mark.kind == "close" and not _IN_WORD.match(mark.raw)):
+                closed = mark.end
+        return breaks
 
     def _stripped(self, start: int, end: int) -> Span:
         """Returns a span without white space at its ends. The start of a blank one is after its end."""
         body = self.text[start:end]
         return start + len(body) - len(body.lstrip()), start + len(body.rstrip())
 
-    def _kept_around(self, position: int) -> int:
-        """Returns the end of the mark's characters around a position, or the position."""
+    def kept_around(self, position: int) -> Span:
+        """Returns the span of the mark's characters around a position, or an empty one."""
         after = bisect.bisect_left(self._kept, (position, 0))
-        return max(position, self._kept[after - 1][1]) if after else position
+        return self._kept[after - 1] if after and position < self._kept[after - 1][1] else (position, position)
 
     @functools.cached_property
     def _kept(self) -> list[Span]:
         return [(mark.start, mark.end) for mark in self.marks if mark.end > mark.start]
 
-    @checked
-    def cut(self, parts: Count) -> list[Span]:
+    def cut(self, parts: int) -> list[Span]:
         """Cuts the text into spans of about equal length, at semicolons, commas or spaces if possible."""
         places, step = [0], len(self.text) / parts
         for i in range(1, parts):
@@ -227,102 +230,44 @@ class Marked:
             # An accent belongs to the character before it.
             while best < len(self.text) and unicodedata.category(self.text[best]) in ("Mn", "Mc", "Me", "Cf"):
                 best += 1
-            best = self._kept_around(best)
+            best = self.kept_around(best)[1]
             if places[-1] < best < len(self.text):
                 places.append(best)
         spans = itertools.starmap(self._stripped, itertools.pairwise([*places, len(self.text)]))
         return [(start, end) for start, end in spans if start < end]
 
-    def prepared(self) -> "Marked":
-        """Returns what `Engine.document` splits into sentences."""
-        return self.without_notes().with_placeholders()
+    def around_kept(self) -> list[Span]:
+        """Returns the spans of words between marks' characters, without what touches these."""
+        ends, last = list[Span](), 0
+        for start, end in self._kept:
+            while start > last and _GLUED.match(self.text, start - 1):
+                start -= 1
+            ends.append((last, start))
+            last = end
+            while _GLUED.match(self.text, last):
+                last += 1
+            last = end + len(self.text[end:last].rstrip(".,;:!?"))
+        spans = [self._stripped(*span) for span in [*ends, (last, len(self.text))]]
+        return [(start, end) for start, end in spans if any(map(str.isalnum, self.text[start:end]))]
 
-    def with_placeholders(self) -> "Marked":
-        """Adds marks for placeholders."""
-        more = list[Mark]()
-        for match in PLACEHOLDER.finditer(self.text):
-            before = bisect.bisect_left(self.marks, match.end(), key=lambda mark: mark.start)
-            if not before or max(self.marks[before - 1][:2]) <= match.start():  # none inside
-                more.append(Mark(*match.span(), self.write(match[0])))
-        marks = sorted([*self.marks, *more], key=lambda mark: (mark.start, mark.end > mark.start))
-        return Marked(self.text, marks, self.write, self.newline)
-
-    def without_notes(self) -> "Marked":
-        """Removes numbers of footnotes and exponents, and keeps a mark after the word that they touch."""
-        units = list[_Unit]()
-        for index, mark in enumerate(self.marks):
-            first = self.partners.get(index, index)
-            if first < index and re.match(r"<sup\b", self.marks[first].raw):
-                start, end = self.marks[first].start, mark.start
-                touches = start and not self.text[start - 1].isspace() and not self.text[end : end + 1].isalnum()
-                if touches and end - start < 20 and NOTE.fullmatch(self.text, start, end):
-                    units.append(_Unit(start, end, first, index + 1))
-        return self._without(units, "note")
-
-    def without_kept(self) -> "Marked":
-        """Removes the characters that marks stand for, with all signs that they touch, and keeps marks for them."""
-        items, last = list[_Unit](), 0  # characters and marks
-        for index, mark in enumerate(self.marks):
-            items += [_Unit(i, i + 1, index, index) for i in range(last, mark.start)]
-            items.append(_Unit(mark.start, mark.end, index, index + 1))
-            last = mark.end
-        items += [_Unit(i, i + 1, len(self.marks), len(self.marks)) for i in range(last, len(self.text))]
-        runs = itertools.groupby(
-            items, lambda item: item.first == item.last and not _GLUED.match(self.text[item.start])
-        )
-        return self._without([unit for apart, run in runs if not apart for unit in self._units(list(run))], "lost")
-
-    def _units(self, run: Sequence["_Unit"]) -> Iterator["_Unit"]:
-        """Splits a run at tags of elements that are not within it, and trims what a text needs itself."""
-        elements = [self.marks[item.first].element if item.first < item.last else 0 for item in run]
-        lone = {element for element, count in collections.Counter(elements).items() if element and count == 1}
-        for apart, part in itertools.groupby(zip(run, elements, strict=True), lambda one: one[1] in lone):
-            items = [item for item, _ in part]
-            if apart or not any(item.first < item.last and item.start < item.end for item in items):
-                continue
-            first, last = 0, len(items)
-            while first < last:
-                signs = ["" if item.first < item.last else self.text[item.start] for item in items[first:last]]
-                if _is_loose(signs[-1], signs):
-                    last -= 1
-                elif _is_loose(signs[0], signs):
-                    first += 1
-                else:
-                    break
-            yield _Unit(items[first].start, items[last - 1].end, items[first].first, items[last - 1].last)
-
-    def _without(self, units: Sequence["_Unit"], kind: str) -> "Marked":
-        """Replaces units by marks of a kind."""
-        text, marks, last, seen = "", list[Mark](), 0, 0
-        for start, end, first, after in [*units, (len(self.text), len(self.text), len(self.marks), len(self.marks))]:
-            shift, text = last - len(text), text + self.text[last:start]
-            is_last = text[-1:] == " " and not (marks and marks[-1].start == len(text))  # nothing is after the space
-            if kind == "lost" and start < end and is_last and not self.text[end : end + 1].isalnum():
-                text = text[:-1]  # It would stand before a comma or another space.
-            for mark in self.marks[seen:first]:
-                begin, close = (min(position - shift, len(text)) for position in mark[:2])
-                marks.append(mark._replace(start=begin, end=close))
-            if first < after:
-                marks.append(Mark(len(text), len(text), self._written(start, end, self.marks[first:after]), kind))
-            last, seen = end, after
-        return Marked(text, marks, self.write, self.newline)
-
-
-class _Unit(NamedTuple):
-    """A part of a text, and the range of its marks."""
-
-    start: int
-    end: int
-    first: int
-    last: int
-
-
-def _is_loose(sign: str, signs: Sequence[str]) -> bool:
-    """Returns whether a sign at an end of some belongs to the sentence: a stop, an odd quote, an odd bracket."""
-    if sign in BRACKETS or sign in BRACKETS.values():
-        pair = next(pair for pair in BRACKETS.items() if sign in pair)
-        return signs.count(pair[0]) != signs.count(pair[1])
-    return sign in STOPS if sign not in QUOTES else sum(each in QUOTES for each in signs) % 2 == 1
+    def with_placeholders(self) -> Self:
+        """Makes one mark of each placeholder, with the elements that are within it or have nothing else."""
+        marks, done, other = list[Mark](), 0, self.partners
+        for start, end in (match.span() for match in PLACEHOLDER.finditer(self.text)):
+            first = bisect.bisect_left(self.marks, start, done, key=lambda mark: mark.start)
+            last = bisect.bisect_right(self.marks, end, first, key=lambda mark: mark.end)
+            while first < last and self.marks[first].end == start and not first < other.get(first, -1) < last:
+                first += 1
+            while first < last and self.marks[last - 1].start == end and not first <= other.get(last - 1, last) < last:
+                last -= 1
+            # Neither an element nor a mark's characters may be partly inside.
+            around = [*self.marks[max(0, first - 1) : first], *self.marks[last : last + 1]]
+            is_cut = any(mark.start < end and start < mark.end for mark in around)
+            if not is_cut and all(first <= other.get(i, i) < last for i in range(first, last)):
+                raw = self._written(start, end, self.marks[first:last])
+                marks += [*self.marks[done:first], Mark(start, end, raw)]
+                done = last
+        return replace(self, marks=[*marks, *self.marks[done:]])
 
 
 def is_wide(character: str) -> bool:
@@ -330,11 +275,9 @@ def is_wide(character: str) -> bool:
     return unicodedata.east_asian_width(character) in "WF" and not "\uac00" <= character <= "\ud7a3"
 
 
-def _ends_wide(text: str, tags: Collection[str] = ()) -> bool:
+def _ends_wide(text: str) -> bool:
     """Returns whether the last character before quotes and tags is of a script without spaces."""
-    while tag := next((tag for tag in tags if text.endswith(tag)), ""):
-        text = text.removesuffix(tag)
-    return is_wide(text[-9:].rstrip("\"'\u201d\u2019\xbb)")[-1:] or " ")
+    return is_wide(re.sub("<[^<>]*>", "", text[-200:]).rstrip("\"'\u201d\u2019\xbb)")[-1:] or " ")
 
 
 @checked

@@ -2,23 +2,29 @@
 
 import bisect
 import itertools
+import math
 import re
-import unicodedata
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from tf_transformer.extensions.documents.marked import DEEPEST, Mark, Marked, is_wide
+from tf_transformer.extensions.documents.marked import DEEPEST, Mark, Marked
 from tf_transformer.extensions.documents.words import Span
-from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.values import BadInput, shown
 
+TIME = r"(\d{1,3}:\d{1,2}:\d{1,2}(?:[,.:]\d{1,3})?)"
+HEADER = re.compile(
+    rf"^\ufeff?(?:[^\S\n]*-?\d{{1,20}}(?:\.\d{{0,20}})?\s*\n)?[^\S\n]*{TIME} *-[ -] *> *{TIME}[^\n]*", re.MULTILINE
+)
 TAG = re.compile(r"<(/?)([A-Za-z]+)\b[^<>\n]*>|\{\\[^{}\n]*\}")
 BLANK = " \t\r\xa0\u3000\u202f\u266a\u266b"  # white space and the notes of a song
+NOTES = {"\u266a", "\u266b"}
 SPEAKER = re.compile(r"(?:[-\u2010-\u2015]+(?!\d)|>>+)\s*")
 # The end of a sentence, or of a sound in brackets.
 ENDS = re.compile("[.!?\u2026:)\\]\u3002\uff01\uff1f][\"'\u201d\u2019\xbb\u300d\u300f]*\\Z")
-NEAR = timedelta(seconds=2)  # between captions of one sentence
+NEAR = 2.0  # seconds between captions of one sentence
+# A tag, or where a line may end: at a space, or before a Chinese or Japanese character.
+SPOT = re.compile(rf"{TAG.pattern}|\s|(?<=[\u3041-\u30ff\u3400-\u9fff])(?=[\u3041-\u30ff\u3400-\u9fff])")
 
 
 class _Line(NamedTuple):
@@ -30,21 +36,18 @@ class _Line(NamedTuple):
     closes: bool  # whether a song or a sound does
 
 
+@dataclass
 class Captions(Marked):
     """A text over several lines. Each of its newlines stands for one of `breaks`, as the document has it."""
 
-    def __init__(self, text: str, marks: Sequence[Mark], breaks: Sequence[str]) -> None:
-        super().__init__(text, marks, newline="is a space")
-        self._breaks = breaks
-
-    def prepared(self) -> "Captions":
-        return Captions(self.text, self.with_placeholders().marks, self._breaks)
+    newline: str = "is a space"
+    breaks: Sequence[str] = ()
 
     def joined(self, spans: Sequence[Span], outputs: Sequence[str]) -> str:
         lines = [self._in_lines(*one) for one in zip(spans, outputs, strict=True)]
         first, *lines = super().joined(spans, lines).split("\n")
         written, filled = [first], first.strip() != ""
-        for between, line in zip(self._breaks, lines, strict=True):
+        for between, line in zip(self.breaks, lines, strict=True):
             # An empty line would end the caption.
             empty = "-->" not in between and not (filled and line.strip())
             written += [re.sub(r"[\r\n]", "", between) if empty else between, line]
@@ -52,33 +55,29 @@ class Captions(Marked):
         return "".join(written)
 
     def _in_lines(self, span: Span, output: str) -> str:
-        """Breaks an output line_number its sentence has newlines, by the share of its length, between words."""
+        """Breaks an output where its sentence has newlines, by the share of its length, between words."""
         text, output = self.text[slice(*span)], re.sub(r"[\r\n]", " ", output)
-        tags = {i for match in TAG.finditer(output) for i in range(*match.span())}
-        spots, length = list[tuple[int, int, int]](), 0  # by position without tags and with them, and width
-        for i, character in enumerate(output):
-            if i not in tags:
-                if character.isspace():
-                    spots.append((length, i, 1))
-                elif i and is_wide(character) and is_wide(output[i - 1]) and unicodedata.category(character)[0] != "P":
-                    spots.append((length, i, 0))
-                length += 1
-        goals = [position * length / len(text) for position, character in enumerate(text) if character == "\n"]
-        lines, low, last = list[str](), 0, 0
-        for count, goal in zip(range(len(goals), 0, -1), goals, strict=True):
-            high = max(low, len(spots) - count + 1)
-            near = bisect.bisect_left(spots, (goal, 0, 0), low, high)
-            candidates = spots[max(low, near - 1) : min(near + 1, high)]
-            spot = min(candidates, key=lambda spot: abs(spot[0] - goal), default=(length, len(output), 0))
-            low, position, width = bisect.bisect_right(spots, spot), *spot[1:]
-            lines.append(output[last:position])
-            last = position + width
+        spots, hidden = list[tuple[float, int, int]](), 0  # by position without tags
+        for match in SPOT.finditer(output):
+            if match[0].strip():
+                hidden += len(match[0])
+            else:
+                spots.append((match.start() - hidden, *match.span()))
+        lines, low, last, length = list[str](), 0, 0, len(output)
+        for goal in [match.start() * (length - hidden) / len(text) for match in re.finditer("\n", text)]:
+            after = bisect.bisect_left(spots, (goal, 0, 0), low)
+            near = spots[max(low, after - 1) : after + 1]
+            spot = min(near, key=lambda spot: abs(spot[0] - goal), default=(math.inf, length, length))
+            lines.append(output[last : spot[1]])
+            low, last = bisect.bisect_right(spots, spot), spot[2]
         return "\n".join([*lines, output[last:]])
 
 
 def captions_of(document: str) -> list[str | Marked]:
     """Splits subtitles into strings that are copied and texts that are translated, in order."""
-    times, lines = _read(document)
+    headers = [*HEADER.finditer(document)]
+    times = [[_seconds(time) for time in header.groups()] for header in headers]
+    lines = [*_lines(document, [header.span() for header in headers])]
     ends = {line.caption: line.ends for line in lines}
     punctuated = 2 * sum(ends.values()) > len(ends)
     parts, group, last = list[str | Marked](), list[_Line](), 0
@@ -87,43 +86,32 @@ def captions_of(document: str) -> list[str | Marked]:
         if after and not after.begins and line.caption == after.caption and not line.closes:
             continue
         if after and not after.begins and line.caption + 1 == after.caption and not line.ends:
-            apart = abs(times[after.caption][0] - times[line.caption][1])
-            if apart < NEAR and (punctuated or document[after.start].islower() or document[line.end - 1] in ",;"):
+            is_near = abs(times[after.caption][0] - times[line.caption][1]) < NEAR
+            if is_near and (punctuated or document[after.start].islower()):
                 continue
         parts += [document[last : group[0].start], _joined(document, group)]
         group, last = [], line.end
     return [*parts, document[last:]]
 
 
-def _read(document: str) -> tuple[list[tuple[timedelta, timedelta]], list[_Line]]:
-    """Returns the times of the captions, and the lines that have words."""
-    srt = import_extra("srt", "documents", "subtitles")
-    # Atomic groups, since a time may not be read again with fewer digits.
-    time, number = rf"((?>{srt.RGX_TIMESTAMP}))", r"-?\d{1,20}(?:\.\d{0,20})?\s*\n"
-    header = re.compile(rf"^\ufeff?(?:[^\S\n]*{number})?[^\S\n]*{time} *-[ -] *> *{time}[^\n]*", re.MULTILINE)
-    headers = [*header.finditer(document)]
-    times, lines = list[tuple[timedelta, timedelta]](), list[_Line]()
-    ends = [match.start() for match in headers] + [len(document)]
-    bounds = zip([0, *(match.end() for match in headers)], ends, strict=True)
-    for caption, (start, end) in enumerate(bounds, -1):
-        for raw in re.findall(r"[^\n]*\n|[^\n]+", document[start:end]):
-            content = raw.strip("\ufeff \t\r\n")
+def _seconds(time: str) -> float:
+    return sum(int(number) * unit for number, unit in zip(re.findall(r"\d+", time), (3600, 60, 1, 1e-3), strict=False))
+
+
+def _lines(document: str, headers: Sequence[Span]) -> Iterator[_Line]:
+    """Yields the lines that have words."""
+    flat = [0, *itertools.chain.from_iterable(headers), len(document)]
+    for caption, (start, end) in enumerate(zip(flat[::2], flat[1::2], strict=True), -1):
+        for match in re.compile(r"[^\n]*\n|[^\n]+").finditer(document, start, end):
+            raw = match[0]
             # A number may precede the line to report.
-            is_other = caption < 0 and content and not (content.isdecimal() and "-->" in document[start:end])
+            is_other = caption < 0 and raw.strip("\ufeff \t\r\n0123456789")
             if ("-->" in raw and re.search(r"\d", raw)) or is_other:
-                line_number = f"line {document.count(chr(10), 0, start) + 1}"
+                number = document.count("\n", 0, match.start()) + 1
                 raise BadInput(
-                    f"{line_number}: expected a time such as 00:00:01,000 --> 00:00:02,500, got {shown(raw)}"
+                    f"line {number}: expected a time such as 00:00:01,000 --> 00:00:02,500, got {shown(raw)}"
                 )
-            lines += _line(raw, start, caption)
-            start += len(raw)
-        if caption + 1 < len(headers):
-            try:
-                first, second = (srt.srt_timestamp_to_timedelta(time) for time in headers[caption + 1].groups())
-            except (OverflowError, ValueError) as error:
-                raise BadInput(f"caption {caption + 2}: expected a time, got one that is too long ({error})") from error
-            times.append((first, second))
-    return times, lines
+            yield from _line(raw, match.start(), caption)
 
 
 def _line(raw: str, position: int, caption: int) -> list[_Line]:
@@ -135,10 +123,10 @@ def _line(raw: str, position: int, caption: int) -> list[_Line]:
     words = blanked[start:end]
     if not any(map(str.isalnum, words)):
         return []
-    notes, name = "\u266a\u266b", words[:40].partition(":")
-    begins = bool(dash) or words[0] in "[(" or (name[0].isupper() and name[2][:1] == " ")
-    begins |= "\\an" in raw[:start] or not set(notes).isdisjoint(raw[:start])
-    closes = words[-1] in ")]" or not set(notes).isdisjoint(raw[end:])
+    name, _, speech = words[:40].partition(":")
+    begins = bool(dash) or words[0] in "[(" or (name.isupper() and speech[:1] == " ")
+    begins |= "\\an" in raw[:start] or not NOTES.isdisjoint(raw[:start])
+    closes = words[-1] in ")]" or not NOTES.isdisjoint(raw[end:])
     whole = len(raw) - len(raw.lstrip(BLANK)), len(raw.rstrip(BLANK + "\n"))
     # Without tags if they enclose all words.
     for start, end in ((start, end), (dash.end() if dash else whole[0], whole[1]), whole):  # noqa: B020
@@ -161,17 +149,12 @@ def _pairs(tags: Sequence[re.Match[str]]) -> dict[int, int]:
 
 def _joined(document: str, group: Sequence[_Line]) -> Captions:
     """Joins lines to one text."""
-    text, tags = "", list[tuple[int, re.Match[str]]]()
-    for line in group:
-        text, last = text + "\n" * (line is not group[0]), line.start
-        for tag in TAG.finditer(document, line.start, line.end):
-            text += document[last : tag.start()]
-            tags.append((len(text), tag))
-            last = tag.end()
-        text += document[last : line.end]
-    breaks = [document[before.end : line.start] for before, line in itertools.pairwise(group)]
-    pairs = _pairs([tag for _, tag in tags])
+    raw = "\n".join(document[line.start : line.end] for line in group)
+    tags, marks, hidden = [*TAG.finditer(raw)], list[Mark](), 0
+    pairs = _pairs(tags)
     elements = {index: ("open", index + 1) for index in pairs}
     elements |= {index: ("close", first + 1) for first, index in pairs.items()}
-    marks = [Mark(at, at, tag[0], *elements.get(i, ("kept", 0))) for i, (at, tag) in enumerate(tags)]
-    return Captions(text, marks, breaks)
+    for index, tag in enumerate(tags):
+        at, hidden = tag.start() - hidden, hidden + len(tag[0])
+        marks.append(Mark(at, at, tag[0], *elements.get(index, ("kept", 0))))
+    return Captions(TAG.sub("", raw), marks, breaks=[document[a.end : b.start] for a, b in itertools.pairwise(group)])
