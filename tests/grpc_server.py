@@ -29,8 +29,9 @@ class Services(prediction_service_pb2_grpc.PredictionServiceServicer):
         with _errors(context):
             self._find(request.model_spec)
             inputs = {name: tf.constant(tf.make_ndarray(proto)) for name, proto in request.inputs.items()}
-            outputs = self.model.predict(request.model_spec.signature_name, inputs, request.output_filter)
-            answer = predict_pb2.PredictResponse(outputs={name: _proto(value) for name, value in outputs.items()})
+            outputs = self.model.predict(request.model_spec.signature_name, inputs)
+            names = request.output_filter or outputs
+            answer = predict_pb2.PredictResponse(outputs={name: _proto(outputs[name]) for name in names})
             answer.model_spec.name = self.model.name
             answer.model_spec.version.value = self.model.version
             answer.model_spec.signature_name = request.model_spec.signature_name or DEFAULT_SIGNATURE

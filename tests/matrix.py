@@ -280,10 +280,11 @@ def served_model(path):
     pytest.importorskip("flask")
     from tf_transformer.extensions.server.model import ServedModel
 
-    if tt.load(path).translates:
-        return ServedModel(path, "name")
-    assert ServedModel(path).engine is None and "parse" in ServedModel(path).signatures
-    return None
+    if not tt.load(path).translates:
+        assert ServedModel(path).engine is None and "parse" in ServedModel(path).signatures
+        return None
+    model = ServedModel(path, "name")
+    return model if model.signatures else None
 
 
 def rest(path, texts):

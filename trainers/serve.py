@@ -76,8 +76,7 @@ def main(argv: list[str] | None = None) -> None:
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # Windows has no SIGHUP. nohup ignores it.
             if hasattr(signal, name) and (name != "SIGHUP" or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN):
                 signal.signal(getattr(signal, name), server.stop)
-        print(f"listening on {server.address_of(listening)}", flush=True)
-        print("Ctrl-C stops it", flush=True)
+        print(f"listening on {server.address_of(listening)}\nCtrl-C stops it", flush=True)
         running.run()
 
 

@@ -25,7 +25,7 @@ from savedmodels.clients import rest
 make_server = pytest.importorskip("werkzeug.serving").make_server
 pytest.importorskip("waitress")
 from tf_transformer.extensions.server.app import app  # noqa: E402
-from tf_transformer.extensions.server.model import ServedModel, ServingError  # noqa: E402
+from tf_transformer.extensions.server.model import ServedModel  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "savedmodels" / "README.md").read_text(encoding="utf-8")
@@ -190,8 +190,8 @@ def test_rest(shell, expected):
         "--version stable a": "error: HTTP 400: Unrecognized servable version label: stable",
         "--host localhost:1 a": "error: no response: ",
         "--timeout 0.0001 a": "error: no response: ",
-        "--option beam=2 a": "error: HTTP 400: instances[0]: expected a row with beam_size, ",
-        "--option beam_size=2.5 a": "error: HTTP 400: beam_size[0]: expected int32, got 2.5",
+        "--option beam=2 a": "error: HTTP 400: instances[0]: expected values for beam_size, ",
+        "--option beam_size=2.5 a": "error: HTTP 400: beam_size: expected int32 in lists of one shape, got [2.5]",
     }.items():
         assert shell(f"{program} {options}", status=1).startswith(message)
     assert "--option: invalid option value: 'beam_size'" in shell(f"{program} --option beam_size a", status=2)
@@ -362,15 +362,6 @@ def test_grpc_loses_no_line_if_a_request_is_late(environment, monkeypatch, capsy
     printed = capsys.readouterr()
     assert [line.split("\t")[0] for line in printed.out.splitlines()] == ["0", "1", "2", "3"]
     assert printed.err.splitlines() == ["2 of 7 texts", "4 of 7 texts"]
-
-
-def test_a_request_names_a_signature_and_its_outputs(model):
-    """Over gRPC, since REST returns all outputs."""
-    inputs = {"text": tf.constant([TEXT, "a"])}
-    assert model.predict("translate", inputs, ["scores", "lengths"]).keys() == {"scores", "lengths"}
-    for name, outputs, message in (("no", (), "signature key"), ("translate", ("x",), "expected some of")):
-        with pytest.raises(ServingError, match=message):
-            model.predict(name, inputs, outputs)
 
 
 @needs_grpc

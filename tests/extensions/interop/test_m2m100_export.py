@@ -187,21 +187,17 @@ def test_an_engine_chooses_languages(portable, translator):
 
 def test_the_server_takes_the_languages_of_such_an_export(portable):
     pytest.importorskip("flask")
+    from tf_transformer.extensions.server.app import app
     from tf_transformer.extensions.server.model import ServedModel
 
     forth, back = EXPECTED.values()
-    model, texts = ServedModel(portable), [*forth["sentences"][:2], *back["sentences"][:2], "a"]
-    codes = {"source_language": ["en", "en", "de", "de", "en"], "target_language": ["de", "de", "en", "en", "\udcff"]}
-    codes = {name: [code.encode(errors="surrogateescape") for code in row] for name, row in codes.items()}
-    outputs = model.predict("translate", {name: tf.constant(row) for name, row in {"text": texts, **codes}.items()})
-    assert [text.decode() for text in outputs["translations"][:, 0]] == [*forth["beam"][:2], *back["beam"][:2], ""]
-    assert outputs["truncated"].tolist() == [False] * 4 + [True] and outputs["source_length"][4] == 0
-    assert model.predict("serving_default", {"text": tf.constant(texts[2:4])})["translation"].tolist() == [
-        text.encode() for text in back["beam"][:2]
-    ]
-    keys = tf.constant(["source_language", "target_language", "languages"])
-    info = model.predict("model_info", {"key": keys})["value"]
-    assert info[:2].tolist() == [b"de", b"en"] and info[2].startswith(b"af, am, ar, ")
+    client, languages = app(ServedModel(portable)).test_client(), {"source_language": "en", "target_language": "de"}
+    for text, best, options in (
+        (back["sentences"][0], back["beam"][0], {}),
+        (forth["sentences"][0], forth["beam"][0], languages),
+    ):
+        assert client.post("/document", json={"text": text, **options}).get_json()["translations"] == [best]
+    assert '<input id="source_language" list="codes" value="de" required>' in client.get("/").get_data(as_text=True)
 
 
 def test_an_export_needs_a_target_language(tmp_path, capsys):

@@ -6,11 +6,14 @@ import socket
 import threading
 import time
 
+import tensorflow as tf
+from tensorflow.core.protobuf import meta_graph_pb2
 from test_documents import Words
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.extensions.server import app as server
 from tf_transformer.extensions.server.limits import Limits
+from tf_transformer.extensions.server.model import ServedModel
 
 REQUEST = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
 OPTIONS = {name: option.default for name, option in REQUEST.items()} | {"beam_size": 3, "max_length": 9}
@@ -47,6 +50,14 @@ class Slow(Words):
         time.sleep(self.seconds)
         self.batches.append(list(texts))
         return list(super()._replies(texts, request))
+
+
+def with_signature(engine):
+    """Returns a served model that has the signature of a SavedModel, but nothing to run it."""
+    model, signature = ServedModel(engine), meta_graph_pb2.SignatureDef()
+    signature.inputs["text"].dtype = tf.string.as_datatype_enum
+    model.signatures["serving_default"] = signature
+    return model
 
 
 def serve(engine, limits=None, **options):

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("waitress")
 
-from serving import ask, raw, serve
+from serving import ask, raw, serve, with_signature
 from test_documents import Words
 
 from tf_transformer.extensions.server.limits import Limits
@@ -31,6 +31,7 @@ NO_JSON = {
     "deep lists": b"[" * DEEP,
     "deep objects": b'{"q":' * (BODY // 6),
     "deep and whole": b'{"q":' + b"[" * DEEP + b"]" * DEEP + b"}",
+    "300 dimensions": b'{"instances": ' + b"[" * 300 + b'"a"' + b"]" * 300 + b"}",
     "digits": b'{"q": ' + b"9" * 9_000 + b"}",
     "half a pair": b'{"q": "\\ud800", "text": 1, "instances": ["\\ud800"]}',
 }
@@ -58,8 +59,8 @@ HTTP = {
     "long header": (b"GET / HTTP/1.1\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", 431),
     "long path": (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 431),
     "a path upwards": (b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
-    "a version of many digits": (b"GET /v1/models/model/versions/" + b"9" * 9_000 + LOCAL, 400),
-    "a model of a long name": (b"GET /v1/models/" + b"a" * 9_000 + LOCAL, 400),
+    "a version of many digits": (b"GET /v1/models/model/versions/" + b"9" * 9_000 + LOCAL, 404),
+    "a model of a long name": (b"GET /v1/models/" + b"a" * 9_000 + LOCAL, 404),
     "a model of two lines": (b"GET /v1/models/a%0Ab" + LOCAL, 404),
     "negative length": (b"POST /translate HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
     "two lengths": (b"POST /translate HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\na", 400),
@@ -90,7 +91,7 @@ MULTIPART = {
 
 @pytest.fixture(scope="module")
 def port():
-    return serve(Words(), Limits(body=BODY), source_language="en", target_language="de")
+    return serve(with_signature(Words()), Limits(body=BODY), source_language="en", target_language="de")
 
 
 def cases():

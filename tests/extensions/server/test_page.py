@@ -45,13 +45,18 @@ def test_the_page_has_what_a_request_may_give(client, model, monkeypatch):
     )
     assert [name for name, *_ in fields] == list(REQUEST)
     for name, *values, step, default in fields:
-        option = REQUEST[name]
-        assert [float(value) for value in (*values, default)] == [option.lowest, option.highest, option.default]
+        option, engine = REQUEST[name], model.engine
+        expected = [
+            option.lowest,
+            engine.max_values.get(name, option.highest),
+            engine.options.get(name, option.default),
+        ]
+        assert [float(value) for value in (*values, default)] == expected
         assert step == {"int32": "1", "float32": "any"}[option.dtype]
     assert json.dumps(list(REQUEST)) in page(client)
-    assert "const aligned = true, completes = false" in page(client)
+    assert "const served = true, aligned = true, completes = false" in page(client)
     monkeypatch.setitem(model.signatures, "complete", model.signatures["translate"])
-    assert "const aligned = true, completes = true" in page(client)
+    assert "aligned = true, completes = true" in page(client)
 
 
 CODES = {"ArrowDown": 40, "ArrowLeft": 37, "End": 35, "Enter": 13, "Tab": 9}
@@ -70,7 +75,7 @@ def browsed(request, translator, saved, tmp_path_factory):
     server = make_server("127.0.0.1", 0, app(ServedModel(folder)), threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     opened = chromium.Page(f"http://127.0.0.1:{server.port}/", tmp_path_factory.mktemp("chromium"))
-    opened.until("document.readyState == 'complete' && by('metadata').textContent")
+    opened.until("document.readyState == 'complete'")
     yield opened, translator, request.param
     opened.close()
     server.shutdown()

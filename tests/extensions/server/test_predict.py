@@ -3,14 +3,12 @@
 import base64
 import json
 import re
-import socket
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from conftest import TEXTS
 from hypothesis import given, settings
-from programs import fails
 from serving import OPTIONS, REQUEST, asking
 
 import tf_transformer as tt
@@ -20,7 +18,6 @@ pytest.importorskip("flask")
 from tf_transformer.extensions.server import predict
 from tf_transformer.extensions.server.app import app
 from tf_transformer.extensions.server.model import ServedModel
-from trainers import serve
 
 
 @pytest.fixture(scope="module")
@@ -137,28 +134,29 @@ TWO_SIZES = {name: [value] for name, value in OPTIONS.items()} | {"text": ["a", 
 EITHER = "expected an object with either instances or inputs, got "
 WRONG = [
     (b"", "expected JSON, got something else: Expecting value: line 1 column 1 (char 0)"),
-    (b'{"instances": ["\\ud800"]}', r'text[0]: expected string, got "\ud800"'),
+    (b'{"instances": ["\\ud800"]}', r'text: expected string in lists of one shape, got ["\ud800"]'),
     (b"[" * 100_000, "expected JSON of few lists within each other, got too many"),
     (["a"], EITHER + '["a"]'),
     ({"signature_name": 3, "inputs": ["a"]}, "expected one of detokenize, model_info, .*, translate_details, got 3"),
-    ({"inputs": ["a"], "instances": ["a"]}, EITHER + '{"inputs":["a"],"instances":["a"]}'),
+    ({"inputs": ["a"], "instances": ["a"]}, EITHER + '{"inputs": ["a"], "instances": ["a"]}'),
     ({"instances": []}, "instances: expected a list of rows, got []"),
-    ({"instances": ["a", {"text": "a"}]}, 'instances[1]: expected a row with text, as the others, got {"text":"a"}'),
-    ({"instances": ["a", 7]}, "text[1]: expected string, got 7"),
-    ({"instances": ["a", ["a"]]}, 'text: expected values of one shape, got ["a",["a"]]'),
+    ({"instances": ["a", 7]}, 'text: expected string in lists of one shape, got ["a", 7]'),
+    ({"instances": ["a", ["a"]]}, 'text: expected string in lists of one shape, got ["a", ["a"]]'),
     pytest.param(
         {"instances": [["a"]]},
         "Shape of tensor text [1,1] is not compatible with expected shape [?]",
         marks=pytest.mark.program,  # as TensorFlow names it when it has rewritten the graph
     ),
-    ({"instances": [{"b64": "?"}]}, 'text[0]: expected string, got {"b64":"?"}'),
-    ({"inputs": {"texts": ["a"]}}, "inputs: expected values for text, got none for text"),
-    ({"signature_name": "translate", "inputs": ["a"]}, f"got none for {', '.join(sorted(ROW))}"),
-    ({"signature_name": "translate", "instances": [ROW | {"x": 1}]}, "instances[0]: expected a row with beam_size, "),
-    ({"signature_name": "translate", "instances": [ROW | {"beam_size": 4.0}]}, "beam_size[0]: expected int32, got 4.0"),
-    ({"signature_name": "translate", "instances": [ROW | {"beam_size": True}]}, "expected int32, got true"),
-    ({"signature_name": "translate", "instances": [ROW | {"beam_size": 2**31}]}, "expected int32, got 2147483648"),
-    ({"signature_name": "translate", "instances": [ROW | {"length_penalty": 10**400}]}, "expected float32, got 1000"),
+    ({"instances": [{"b64": "?"}]}, 'text: expected string in lists of one shape, got [{"b64": "?"}]'),
+    ({"inputs": {"texts": ["a"]}}, 'inputs: expected values for text, got {"texts": ["a"]}'),
+    ({"signature_name": "translate", "inputs": ["a"]}, f"inputs: expected values for {', '.join(sorted(ROW))}, got"),
+    ({"signature_name": "translate", "instances": [ROW | {"x": 1}]}, "instances[0]: expected values for beam_size, "),
+    (
+        {"signature_name": "translate", "instances": [ROW | {"beam_size": 4.0}]},
+        "beam_size: expected int32 in .*, got [4.0]",
+    ),
+    ({"signature_name": "translate", "instances": [ROW | {"beam_size": 2**31}]}, "expected int32 in .*, got [214748"),
+    ({"signature_name": "translate", "instances": [ROW | {"length_penalty": 10**400}]}, "float32 in .*, got [1000"),
     ({"signature_name": "translate", "inputs": TWO_SIZES}, "beam_size: expected a vector of length 1 or of the batch"),
 ]
 
@@ -171,7 +169,7 @@ def test_what_the_server_would_refuse(ask, body, message):
     assert len(response["error"]) < 1000
 
 
-LATEST, PATHS = "Servable not found for request: Latest(other)", "expected POST /v1/models/NAME:predict, "
+LATEST, METHOD = "Servable not found for request: Latest(other)", "The method is not allowed for the requested URL."
 
 
 @pytest.mark.parametrize(
@@ -180,10 +178,10 @@ LATEST, PATHS = "Servable not found for request: Latest(other)", "expected POST 
         ("POST", "/v1/models/other:predict", 404, LATEST),
         ("POST", "/v1/models/name/versions/2:predict", 404, "Servable not found for request: Specific(name, 2)"),
         ("POST", "/v1/models/name/labels/stable:predict", 400, "Unrecognized servable version label: stable"),
-        ("POST", "/v1/models/name", 400, PATHS + "GET /v1/models/NAME or GET /v1/models/NAME/metadata, got POST"),
-        ("GET", "/v1/models/other", 404, "Could not find any versions of model other"),
-        ("GET", "/v1/models/name/versions/2", 404, "Could not find version 2 of model name"),
-        ("GET", "/v1/models/name:predict", 400, PATHS),
+        ("POST", "/v1/models/name", 405, METHOD),
+        ("GET", "/v1/models/other", 404, LATEST),
+        ("GET", "/v1/models/name/versions/2", 404, "Servable not found for request: Specific(name, 2)"),
+        ("GET", "/v1/models/name/labels/stable/metadata", 400, "Unrecognized servable version label: stable"),
         ("GET", "/v2", 404, "The requested URL was not found"),
     ],
 )
@@ -231,7 +229,7 @@ def test_a_text_of_several_sentences_is_translated_whole(ask, served):
     ("body", "message"),
     [
         (["a"], 'expected an object with a text and options, got ["a"]'),
-        ({"text": 3}, 'expected an object with a text and options, got {"text":3}'),
+        ({"text": 3}, 'expected an object with a text and options, got {"text": 3}'),
         ({"text": "a", "beam_size": 17}, "beam_size: expected 1 to 16, got 17"),
         ({"text": "a", "beam": 2}, "options of a call: expected beam_size, "),
     ],
@@ -241,28 +239,10 @@ def test_what_a_document_is_refused_for(ask, body, message):
     assert status == 400 and response["error"].startswith(message), response
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/models/name"])
-def test_only_this_machines_names_are_answered(client, path):
-    for host in ("localhost:8501", "127.0.0.1:1234", "localhost", "[::1]:8501"):
-        assert client.get(path, headers={"Host": host}).status_code == 200, host
-    for host in (
-        "evil.example",
-        "localhost.evil.example",
-        "127.0.0.1.nip.io",
-        "10.0.0.1:8501",
-        "[::2]:8501",
-        "[",
-        "a@b@c",
-    ):
-        response = client.get(path, headers={"Host": host})
-        assert response.status_code == 400, host
-        assert "is not trusted" in response.get_json()["error"]
-
-
 def test_it_warms_up_each_signature(model, monkeypatch):
     """With the inputs that the export has no defaults for, since a first response takes seconds."""
     asked = {}
-    monkeypatch.setattr(model, "_export", lambda name, inputs: asked.setdefault(name, {**inputs}) and {})
+    monkeypatch.setattr(model, "_run", lambda name, inputs: asked.setdefault(name, {**inputs}) and {})
     signatures = dict(model.signatures)
     signatures["complete"] = type(signatures["translate"]).FromString(signatures["translate"].SerializeToString())
     signatures["complete"].inputs["prefix"].CopyFrom(signatures["translate"].inputs["text"])
@@ -281,10 +261,3 @@ def test_a_model_has_its_folders_name_and_version(saved, tmp_path):
     assert ServedModel(tmp_path / "x").name == "name" and ServedModel(saved, "other").name == "other"
     with pytest.raises(tt.BadInput, match="found nothing at .*nowhere"):
         ServedModel(tmp_path / "nowhere")
-
-
-def test_what_the_program_refuses(saved, tmp_path, capsys):
-    assert "found no config.json" in fails(serve, [tmp_path, "--port", 0], capsys)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert "Address already in use" in fails(serve, [saved, "--port", taken.getsockname()[1]], capsys)
-    assert "--port: expected 0 to 65535, got 70000" in fails(serve, [saved, "--port", 70000], capsys)

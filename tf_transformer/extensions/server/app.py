@@ -1,9 +1,9 @@
 """The server: one WSGI application for a model, its limits and errors, and the HTTP server that runs it."""
 
-import contextlib
 import json
 import logging
 import os
+import re
 import select
 import signal
 import socket
@@ -12,10 +12,9 @@ import time
 import traceback
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from flask import Flask, Response, g, request
-from flask.json.provider import DefaultJSONProvider
 from waitress.channel import HTTPChannel
 from waitress.server import create_server
 from waitress.task import ErrorTask
@@ -28,7 +27,7 @@ from tf_transformer.extensions.server.model import ClientLeft, ServedModel, Serv
 from tf_transformer.inference.engine import Engine
 
 LOG = logging.getLogger(__name__)
-LOCAL = ("localhost", "127.0.0.1", "::1")
+LOCAL = re.compile(r"(?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?", re.IGNORECASE)
 HTTP = {"INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429}
 THREADS, CONNECTIONS, SECONDS, HEADER = 64, 500, 60, 64 << 10
 CLIENT_LEFT = 499  # nginx's status for it, which only the log shows
@@ -39,15 +38,6 @@ CORS = {  # of LibreTranslate's API, for any page
     "Access-Control-Max-Age": str(20 * 24 * 60 * 60),
 }
 DEEP = "expected JSON of few lists within each other, got too many"
-
-
-class UnicodeJSON(DefaultJSONProvider):
-    """JSON with letters as they are. Halves of surrogate pairs, which UTF-8 cannot encode, become question marks."""
-
-    ensure_ascii, sort_keys = False, False
-
-    def dumps(self, obj: Any, **kwargs: Any) -> str:
-        return super().dumps(obj, **kwargs).encode("utf-8", "replace").decode()
 
 
 def app(
@@ -69,7 +59,8 @@ def app(
     served = model if isinstance(model, ServedModel) else ServedModel(model)
     limits = limits or Limits()
     flask, rates = Flask(__name__, static_folder=None, template_folder="."), Rates(limits.requests)
-    flask.json, flask.url_map.merge_slashes, flask.url_map.strict_slashes = UnicodeJSON(flask), False, False
+    flask.json.ensure_ascii = flask.json.sort_keys = False  # type: ignore[attr-defined]
+    flask.url_map.merge_slashes = flask.url_map.strict_slashes = False
     flask.config.update(MAX_CONTENT_LENGTH=limits.body, MAX_FORM_MEMORY_SIZE=limits.body)
 
     @flask.before_request
@@ -103,36 +94,41 @@ def app(
 
 
 def check_host() -> None:
-    with contextlib.suppress(ValueError):
-        if urlsplit(f"//{request.host}").hostname in LOCAL:
-            return
-    raise BadRequest(f"Host {request.host[:99]!r} is not trusted; expected one of {', '.join(LOCAL)}")
+    if not LOCAL.fullmatch(request.host):
+        raise BadRequest(f"Host {request.host[:99]!r} is not trusted; expected localhost, 127.0.0.1 or [::1]")
 
 
 def answer_to(error: Exception) -> Any:
     """Returns the response of an error. The log omits its message, which may quote the text of the request."""
+    status, headers = 400, {}
     if isinstance(error, HTTPException):
         headers = {name: value for name, value in error.get_headers() if name in ("Allow", "Retry-After")}
-        return {"error": error.description}, error.code, headers
-    if isinstance(error, ServingError):
-        return {"error": error.message}, HTTP.get(error.code, 500)
-    if isinstance(error, ClientLeft):
-        return {"error": "the client has left"}, CLIENT_LEFT
-    if isinstance(error, BadInput | RecursionError):
-        return {"error": DEEP if isinstance(error, RecursionError) else str(error)}, 400
-    where = "".join(traceback.format_tb(error.__traceback__))
-    LOG.error("%s %s failed: %s\n%s", request.method, quote(request.path[:200], safe="/:"), type(error).__name__, where)
-    return {"error": "internal error"}, 500
+        message, status = str(error.description), error.code or 500
+    elif isinstance(error, ServingError):
+        message, status = error.message, HTTP.get(error.code, 500)
+    elif isinstance(error, ClientLeft):
+        message, status = "the client has left", CLIENT_LEFT
+    elif isinstance(error, BadInput | RecursionError):
+        message = DEEP if isinstance(error, RecursionError) else str(error)
+    else:
+        message, status, where = "internal error", 500, "".join(traceback.format_tb(error.__traceback__))
+        path = quote(request.path[:200], safe="/:")
+        LOG.error("%s %s failed: %s\n%s", request.method, path, type(error).__name__, where)
+    return {"error": message.encode("utf-8", "replace").decode()}, status, headers
 
 
 def warm_up(flask: Flask, model: ServedModel) -> None:
     """Calls each function of the server once, since first calls take seconds."""
     model.warm_up()
-    languages = dict(zip(("source", "target"), model.engine.languages, strict=False)) if model.engine else {}
-    for body in ({"alternatives": 1}, {"alternatives": libretranslate.MOST_ALTERNATIVES}, {"format": "html"}):
+    if not model.engine:
+        return
+    languages = dict(zip(("source", "target"), model.engine.languages, strict=False))
+    bodies: Any = ({"alternatives": 1}, {"alternatives": libretranslate.MOST_ALTERNATIVES}, {"format": "html"})
+    requests = [("/translate", {"q": "A <b>b</b>.", **languages, **body}) for body in bodies]
+    known = {name: value for name, value in model.engine.options.items() if name in model.engine.call_options}
+    for number, (path, body) in enumerate([*requests, ("/document", {"text": "A.", **known})]):
         # Different addresses, since the limit of requests must not apply.
-        address = {"REMOTE_ADDR": f"warm-up {body}"}
-        flask.test_client().post("/translate", json={"q": "A <b>b</b>.", **languages, **body}, environ_base=address)
+        flask.test_client().post(path, json=body, environ_base={"REMOTE_ADDR": f"warm-up {number}"})
 
 
 class JSONErrorTask(ErrorTask):
@@ -147,26 +143,11 @@ class JSONErrorTask(ErrorTask):
         self.write(body)
 
 
-class Channel(HTTPChannel):
-    """A connection, which is closed if a request takes longer to arrive than `SECONDS`, even if bytes still come."""
-
-    error_task_class = JSONErrorTask
-    began = 0.0
-
-    def received(self, data: bytes) -> bool:
-        if self.request is None:
-            self.began = time.monotonic()
-        elif time.monotonic() > self.began + SECONDS:
-            self.will_close = True
-            return False
-        return bool(super().received(data))
-
-
 def listen(host: str, port: int) -> socket.socket:
     """Binds a port of an address or a name. IPv4 comes first. `::` means all addresses of both versions."""
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, *_, address = min(addresses, key=lambda each: each[0] != socket.AF_INET)
-    both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
+    both = host == "::" and socket.has_dualstack_ipv6()
     return socket.create_server(address[:2], family=family, dualstack_ipv6=both)
 
 
@@ -185,16 +166,12 @@ def http_server(flask: Flask, listening: socket.socket, limits: Limits) -> Any:
         log_socket_errors=False,
         ident=None,
     )
-    server.channel_class = Channel
+    server.channel_class = type("Channel", (HTTPChannel,), {"error_task_class": JSONErrorTask})
     return server
 
 
 def stop(number: int, _: Any) -> None:
-    """Ends this process on Ctrl-C or another signal.
-
-    Threads run a model's code, which cannot be interrupted. Python would wait for them, and runtimes such as ONNX's
-    would abort. The system closes the sockets.
-    """
+    """Ends this process on a signal, without waiting for threads, whose model's code cannot be interrupted."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if number == signal.SIGINT else 128 + number)

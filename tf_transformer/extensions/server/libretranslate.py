@@ -1,7 +1,9 @@
-"""LibreTranslate's API, with its messages: https://github.com/LibreTranslate/LibreTranslate."""
+"""LibreTranslate's API (https://github.com/LibreTranslate/LibreTranslate), its messages, and codes of languages."""
 
+import functools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +11,57 @@ from flask import Blueprint, abort, request
 
 from tf_transformer.extensions.documents.document import FORMATS
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
-from tf_transformer.extensions.server.languages import Detector, known_as, name_of
 from tf_transformer.extensions.server.limits import Limits, Rates
-from tf_transformer.extensions.server.model import InTurns
+from tf_transformer.extensions.server.model import InTurns, shown
 from tf_transformer.extensions.server.predict import parsed
+from tf_transformer.inference.engine import Engine
 from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.version import __version__
 
+START = 5_000  # characters of a text that its language is detected by
+HERE = Path(__file__).parent
+# Codes of ISO 639-1, or M2M100's where there is none, NLLB's without the script, and English names.
+ROWS = [row.split("\t") for row in (HERE / "languages.tsv").read_text(encoding="utf-8").splitlines()]
+NAMES = {code: name for code, _, name in ROWS}
+SHORT = {long: code for code, long, _ in ROWS} | {"nb": "no", "nso": "ns"}
 MOST_ALTERNATIVES = 7  # plus the best translation fill a beam of 8
-FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
-SURROGATES = range(0xD800, 0xE000)
+
+
+def short(code: str) -> str:
+    """Returns the language of a code: "de" of de, DE, de-AT and deu_Latn."""
+    language = re.split("[-_]", code.lower())[0]
+    return SHORT.get(language, language)
+
+
+def script(code: str) -> str:
+    """Returns the script of a code, such as "latn" of deu_Latn, or ""."""
+    return next((part for part in re.split("[-_]", code.lower())[1:] if len(part) == 4), "")
+
+
+def known_as(code: str, languages: Sequence[str]) -> str | None:
+    """Returns the one of a model's languages that a request's code means, or `None`."""
+    if code in languages:
+        return code
+    same = [each for each in languages if short(each) == short(code)]
+    if len(same) > 1:
+        same = [each for each in same if script(each) == script(code)]
+    return same[0] if len(same) == 1 else None
+
+
+def name_of(code: str, languages: Sequence[str]) -> str:
+    """Returns a language's English name, with the script if a model has several."""
+    name = NAMES.get(short(code), code)
+    several = len([each for each in languages if short(each) == short(code)]) > 1
+    return f"{name} ({code})" if several and name != code else name
 
 
 class Languages:
-    """The languages of a server's translator, and of its requests."""
+    """The languages of a server's translator."""
 
-    def __init__(self, engine: InTurns, options: Mapping[str, Any]) -> None:
+    def __init__(self, engine: Engine, options: Mapping[str, Any]) -> None:
         self.defaults = [str(options.get(name) or engine.metadata.get(name) or "") for name in LANGUAGES]
         self.sources, self.targets = ([*engine.languages] or [*filter(None, [code])] for code in self.defaults)
-        self._detector = Detector([*dict.fromkeys([*self.sources, *self.targets])])
 
     def __str__(self) -> str:
         if len(self.sources) > 1:
@@ -40,18 +74,23 @@ class Languages:
     def listed(self) -> list[dict[str, Any]]:
         return [{"code": code, "name": name_of(code, self.sources), "targets": self.targets} for code in self.sources]
 
-    def of_request(self, side: str, code: Any) -> str:
-        """Returns a model's code. `side` is source or target."""
-        known = self.sources if side == "source" else self.targets
-        code = code or self.defaults[side == "target"] or abort(400, f"Invalid request: missing {side} parameter")
-        meant = known_as(code, known) if isinstance(code, str) else None
-        return meant or abort(400, f"{shown(code)} is not supported")
+    @functools.cached_property
+    def _detector(self) -> tuple[Callable[[str], list[tuple[str, float]]], dict[str, str]]:
+        """Ranks the languages of a text, and the model's codes by those that it returns."""
+        langid = import_extra("py3langid.langid", "serve", "detection of languages")
+        identifier = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+        labels = {short(label): label for label in identifier.labels}
+        codes = {labels[short(each)]: each for each in [*self.targets, *self.sources][::-1] if short(each) in labels}
+        identifier.set_languages([*codes] or None)
+        return identifier.rank, codes
 
     def detected(self, text: str, sources: bool) -> list[dict[str, Any]]:
-        """Returns up to three languages of a text, best first: of the `sources`, or of all."""
-        ranked = [(code, chance) for code, chance in self._detector.ranked(text) if not sources or code in self.sources]
-        ranked = [pair for pair in ranked[:3] if pair[1]] or ranked[:1] or [(self.sources[0], 0.0)]
-        return [{"confidence": chance, "language": code} for code, chance in ranked]
+        """Returns up to three languages of a text and percentages, best first: of the `sources`, or of all."""
+        rank, codes = self._detector
+        known = [(codes[label], round(100 * chance, 1)) for label, chance in rank(text[:START]) if label in codes]
+        known = [(code, chance) for code, chance in known if not sources or code in self.sources]
+        best = [pair for pair in known[:3] if pair[1]] or known[:1] or [(self.sources[0], 0.0)]
+        return [{"confidence": chance, "language": code} for code, chance in best]
 
 
 def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: Rates) -> Blueprint:
@@ -71,33 +110,21 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
 
     @api.get("/frontend/settings")
     def settings() -> Any:
-        source, target = languages.sources[0], languages.defaults[1] or languages.targets[0]
-        return {
-            "charLimit": limits.chars,
-            "frontendTimeout": 500,
-            "apiKeys": False,
-            "keyRequired": False,
-            "suggestions": False,
-            "filesTranslation": False,
-            "supportedFilesFormat": [],
-            "language": {
-                "source": {"code": source, "name": name_of(source, languages.sources)},
-                "target": {"code": target, "name": name_of(target, languages.targets)},
-            },
+        pair = languages.sources[0], languages.defaults[1] or languages.targets[0]
+        language = {
+            side: {"code": code, "name": name_of(code, known)}
+            for side, code, known in zip(
+                ("source", "target"), pair, (languages.sources, languages.targets), strict=True
+            )
         }
+        absent = dict.fromkeys(("apiKeys", "keyRequired", "suggestions", "filesTranslation"), False)
+        limit = {"charLimit": limits.chars, "frontendTimeout": 500, "supportedFilesFormat": list[str]()}
+        return {**limit, **absent, "language": language}
 
     @api.get("/spec")
     def spec() -> Any:
-        described = json.loads((Path(__file__).parent / "spec.json").read_text(encoding="utf-8"))
+        described = json.loads((HERE / "spec.json").read_text(encoding="utf-8"))
         return {**described, "info": {**described["info"], "version": __version__}}
-
-    @api.post("/suggest")
-    def suggest() -> Any:
-        abort(403, "Suggestions are disabled on this server.")
-
-    @api.post("/translate_file")
-    def translate_file() -> Any:
-        abort(403, "Files translation are disabled on this server.")
 
     @api.post("/detect")
     def detect() -> Any:
@@ -112,22 +139,29 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
         if kind not in FORMATS:
             abort(400, f"{shown(kind)} format is not supported")
         count = number_of(body.get("alternatives"))
-        target, source = languages.of_request("target", body.get("target")), body.get("source")
+        target, source = language_of(body, "target", languages.targets), body.get("source")
         detected = languages.detected(" ".join(texts), sources=True)[0] if source == "auto" else None
-        source = detected["language"] if detected else languages.of_request("source", source)
+        source = detected["language"] if detected else language_of(body, "source", languages.sources)
         chosen = search | (dict(zip(LANGUAGES, (source, target), strict=True)) if engine.languages else {})
-        sentences = sentences_in(source)
-        outputs = engine.document(texts, kind, sentences=sentences, **chosen)
+        outputs = engine.document(texts, kind, sentences=sentences_in(source), **chosen)
         reply: dict[str, Any] = {"translatedText": outputs}
         if count:
-            one = [kind == "text" and len(Marked(text).sentences(sentences)) == 1 for text in texts]
-            pairs = zip(texts, outputs, one, strict=True)
+            one = [kind == "text" and len(Marked(text).sentences(sentences_in(source))) == 1 for text in texts]
             reply["alternatives"] = [
-                alternatives(text, output, count, chosen) if is_one else [] for text, output, is_one in pairs
+                alternatives(text, output, count, chosen) if is_one else []
+                for text, output, is_one in zip(texts, outputs, one, strict=True)
             ]
         if detected:
             reply["detectedLanguage"] = [detected] * len(texts)
         return reply if several else {name: value[0] for name, value in reply.items()}
+
+    def language_of(body: Mapping[str, Any], side: str, known: list[str]) -> Any:
+        """Returns the model's code of a request's source or target."""
+        code = body.get(side) or languages.defaults[side == "target"]
+        if not code:
+            abort(400, f"Invalid request: missing {side} parameter")
+        meant = known_as(code, known) if isinstance(code, str) else None
+        return meant or abort(400, f"{shown(code)} is not supported")
 
     def texts_of(body: Mapping[str, Any]) -> tuple[list[str], bool]:
         """Returns the texts of a request, and whether it has a list of them."""
@@ -136,8 +170,6 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
         texts = texts if several else [texts]
         if not all(isinstance(text, str) for text in texts):
             abort(400, "Invalid request: q parameter is not a text or a list of texts")
-        if any(ord(letter) in SURROGATES for text in texts for letter in {*text}):
-            abort(400, "Invalid request: q parameter has half of a surrogate pair")
         limits.check(texts)
         if len(texts) > 1:
             rates.spend(request.remote_addr or "", len(texts) - 1)
@@ -157,12 +189,8 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
 def body_of_request() -> Mapping[str, Any]:
     """Returns the fields of a request, of JSON or of a form."""
     if not request.is_json:
-        if request.mimetype not in FORMS and request.get_data()[:1] in (b"{", b"["):
-            got = request.mimetype or "none"
-            abort(400, f"Content-Type: expected application/json, or that of a form, got {shown(got)}")
-        fields = request.values.to_dict()
         # As LibreTranslate does: browsers send two characters for the end of a line, which would count twice.
-        return {name: value.replace("\r\n", "\n") for name, value in fields.items()}
+        return {name: value.replace("\r\n", "\n") for name, value in request.values.items()}
     body = parsed(request.get_data())
     if not isinstance(body, dict):
         abort(400, f"Invalid JSON format: expected an object, got {shown(body)}")
@@ -175,8 +203,3 @@ def number_of(value: Any) -> int:
         return 0 if value in (None, "") else max(0, min(int(value), MOST_ALTERNATIVES))
     except (ValueError, TypeError, OverflowError):
         abort(400, "Invalid request: alternatives parameter is not a number")
-
-
-def shown(value: Any) -> str:
-    """Formats a value of a request for an error message, in one line of at most 99 characters."""
-    return (value if isinstance(value, str) and value.isprintable() else json.dumps(value))[:99]

@@ -3,14 +3,12 @@
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
 
 from werkzeug.exceptions import BadRequest, TooManyRequests
 
 MINUTE = 60.0  # seconds
-MANY = 10_000  # clients
 
 
 @dataclass(frozen=True)
@@ -30,52 +28,33 @@ class Limits:
     body: int = 4 << 20
 
     def __str__(self) -> str:
-        words = {
-            f"{self.chars:,} characters": self.chars,
-            f"{self.batch:,} texts": self.batch,
-            f"{self.requests:,} requests per minute": self.requests,
-            f"{self.body:,} bytes": 0,
-        }
-        return "at most " + ", ".join(word for word, limit in words.items() if limit >= 0)
+        names = {"chars": "characters", "batch": "texts", "requests": "requests per minute", "body": "bytes"}
+        limits = {words: getattr(self, name) for name, words in names.items()}
+        return "at most " + ", ".join(f"{limit:,} {words}" for words, limit in limits.items() if limit >= 0)
 
     def check(self, texts: list[str]) -> None:
         """Raises `BadRequest` if a request has too many texts, or too long ones."""
-        sizes = [(len(texts), self.batch), *((len(text), self.chars) for text in texts)]
-        for size, limit in sizes:
+        for size, limit in [(len(texts), self.batch), *((len(text), self.chars) for text in texts)]:
             if 0 <= limit < size:
                 raise BadRequest(f"Invalid request: request ({size}) exceeds text limit ({limit})")
+        if any("\ud800" <= letter < "\ue000" for text in texts for letter in {*text}):
+            raise BadRequest("Invalid request: a text has half of a surrogate pair")
 
 
 class Rates:
-    """Requests of each client within the last minute."""
+    """Requests of each client within a minute, after which all begin anew."""
 
     def __init__(self, limit: int) -> None:
-        self._limit, self._lock = limit, threading.Lock()
-        self._times: dict[str, deque[float]] = {}
+        self._limit, self._lock, self._end, self._counts = limit, threading.Lock(), 0.0, Counter[str]()
 
     def spend(self, address: str, count: int = 1) -> None:
         """Adds requests of a client. Raises `TooManyRequests` if it has reached the limit before."""
         if self._limit < 0:
             return
-        client, now = network(address), time.monotonic()
         with self._lock:
-            if len(self._times) > MANY:
-                self._times = {key: times for key, times in self._times.items() if times and times[-1] > now - MINUTE}
-            times = self._times.setdefault(client, deque())
-            while times and times[0] <= now - MINUTE:
-                times.popleft()
-            if len(times) >= self._limit:
-                wait = times[-self._limit] + MINUTE - now if self._limit else MINUTE
-                raise TooManyRequests(f"Slowdown: {self._limit} per 1 minute", retry_after=math.ceil(wait))
-            times.extend([now] * count)
-
-
-def network(address: str) -> str:
-    """Returns the network of an address. A client of IPv6 has a network of 2**64 addresses."""
-    try:
-        ip = ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if not isinstance(ip, IPv6Address):
-        return str(ip)
-    return str(ip.ipv4_mapped or ip.packed[:8].hex())
+            now = time.monotonic()
+            if now >= self._end:
+                self._end, self._counts = now + MINUTE, Counter()
+            if self._counts[address] >= self._limit:
+                raise TooManyRequests(f"Slowdown: {self._limit} per 1 minute", retry_after=math.ceil(self._end - now))
+            self._counts[address] += count

@@ -6,8 +6,7 @@ is a one-line error here: what was expected, and what arrived.
 
 import base64
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,12 +17,9 @@ from google.protobuf.json_format import MessageToDict
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
 from tf_transformer.extensions.server.limits import Limits
-from tf_transformer.extensions.server.model import DEFAULT_SIGNATURE, ServedModel, ServingError
+from tf_transformer.extensions.server.model import DEFAULT_SIGNATURE, ServedModel, ServingError, shown
 from tf_transformer.inference.engine import Engine
-from tf_transformer.tokenizers.languages import LANGUAGES
 
-MODEL = r"/v1/models/([^/:\x00-\x1f]{1,256})(?:/versions/([0-9]{1,18})|/labels/([^/:\x00-\x1f]{1,256}))?"
-PATHS = {"POST": re.compile(MODEL + "(:predict)"), "GET": re.compile(MODEL + "(/metadata)?")}
 # The page contains its style and script, and connects only to this server.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 
@@ -32,25 +28,53 @@ def routes(model: ServedModel, limits: Limits) -> Blueprint:
     """Returns the addresses of the page at /, of its requests at /document, and of the API under /v1/."""
     api = Blueprint("predict", __name__)
 
-    @api.route("/v1/<path:_>", methods=["GET", "POST"])
-    def answer(_: str) -> Any:
-        return _answer(model, limits)
+    def predict(name: str, **version: str) -> dict[str, Any]:
+        model.find(name, **version)
+        if not model.signatures:
+            abort(
+                404, "expected a SavedModel, which tf-transformer export writes, got another model. POST to /translate"
+            )
+        content = parsed(request.get_data())
+        if not isinstance(content, dict) or len(content.keys() & {"instances", "inputs"}) != 1:
+            _invalid(f"expected an object with either instances or inputs, got {shown(content)}")
+        signature_name, inputs = read_request(model, content, limits)
+        outputs = {name: written(name, value) for name, value in model.predict(signature_name, inputs).items()}
+        if "inputs" in content:
+            return {"outputs": outputs if len(outputs) > 1 else next(iter(outputs.values()))}
+        rows = [dict(zip(outputs, row, strict=True)) for row in zip(*outputs.values(), strict=True)]
+        return {"predictions": rows if len(outputs) > 1 else next(iter(outputs.values()))}
+
+    def status(name: str, **version: str) -> dict[str, Any]:
+        model.find(name, **version)
+        state = {"state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
+        return {"model_version_status": [{"version": str(model.version), **state}]}
+
+    def metadata(name: str, **version: str) -> dict[str, Any]:
+        """Returns the response of GetModelMetadata. Like the server, it omits the defaults of inputs."""
+        model.find(name, **version)
+        options = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
+        signatures = {name: MessageToDict(signature, **options) for name, signature in model.signatures.items()}
+        for signature in signatures.values():
+            signature.pop("defaults", None)
+        spec = {"name": model.name, "signature_name": "", "version": str(model.version)}
+        return {"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}}
+
+    for version in ("", "/versions/<version>", "/labels/<label>"):
+        path = f"/v1/models/<name>{version}"
+        api.post(f"{path}:predict")(predict)
+        api.get(path)(status)
+        api.get(f"{path}/metadata")(metadata)
 
     @api.get("/")
     def page() -> Response:
-        if not model.engine:
+        engine = model.engine
+        if not engine:
             abort(404, f"expected a translator for a page, got another model. POST to /v1/models/{model.name}:predict")
-        inputs = model.signatures["translate"].inputs
-        known = [option for option in SEARCH_OPTIONS.values() if option.request]
         html = render_template(
             "page.html",
-            name=model.name,
-            version=model.version,
-            languages=[name for name in LANGUAGES if name in inputs],
-            options=[option for option in known if option.name in inputs],
-            fixed=[option.name for option in known if option.name not in inputs],
-            aligned="translate_details" in model.signatures,
-            completes="complete" in model.signatures,
+            model=model,
+            engine=engine,
+            options=[SEARCH_OPTIONS[name] for name in engine.call_options if SEARCH_OPTIONS[name].request],
         )
         return Response(html, headers={"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"})
 
@@ -60,7 +84,7 @@ def routes(model: ServedModel, limits: Limits) -> Blueprint:
             abort(404)
         body = parsed(request.get_data())
         if not isinstance(body, dict) or not isinstance(body.get("text"), str):
-            _invalid(f"expected an object with a text and options, got {_shown(body)}")
+            _invalid(f"expected an object with a text and options, got {shown(body)}")
         limits.check([body["text"]])
         try:
             return translated(model.engine, body.pop("text"), body)
@@ -81,55 +105,25 @@ def translated(engine: Engine, text: str, options: Mapping[str, Any]) -> dict[st
     return {"sources": sources, "translations": translations, "between": between}
 
 
-def _answer(model: ServedModel, limits: Limits) -> dict[str, Any]:
-    """Answers a request to the API."""
-    method, path = request.method, request.path
-    match = PATHS[method].fullmatch(path) if method in PATHS else None
-    if not match:
-        paths = "POST /v1/models/NAME:predict, GET /v1/models/NAME or GET /v1/models/NAME/metadata"
-        _invalid(f"expected {paths}, got {method} {path[:200]}")
-    name, version, label, action = match.groups()
-    version = int(version) if version else None
-    if method == "GET" and not action:
-        return model.status(name, version)
-    model.find(name, version, label)
-    if action == "/metadata":
-        return metadata(model)
-    signature_name, inputs, by_row = read_request(model, request.get_data(), limits)
-    outputs = model.predict(signature_name, inputs)
-    return rows(outputs) if by_row else columns(outputs)
-
-
-def metadata(model: ServedModel) -> dict[str, Any]:
-    """Returns the response of GetModelMetadata. Like the server, it omits the defaults of inputs."""
-    options = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
-    signatures = {name: MessageToDict(signature, **options) for name, signature in model.signatures.items()}
-    for signature in signatures.values():
-        signature.pop("defaults", None)
-    spec = {"name": model.name, "signature_name": "", "version": str(model.version)}
-    return {"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}}
-
-
-def read_request(model: ServedModel, body: bytes, limits: Limits) -> tuple[str, dict[str, tf.Tensor], bool]:
-    """Converts JSON to a signature's name, tensors by name, and whether request and response are row by row."""
-    content = parsed(body)
-    if not isinstance(content, dict) or len(content.keys() & {"instances", "inputs"}) != 1:
-        _invalid(f"expected an object with either instances or inputs, got {_shown(content)}")
-    name = content.get("signature_name", "")
-    name = DEFAULT_SIGNATURE if name == "" else name
+def read_request(model: ServedModel, content: Mapping[str, Any], limits: Limits) -> tuple[str, dict[str, tf.Tensor]]:
+    """Converts JSON to a signature's name and tensors by name."""
+    name = content.get("signature_name") or DEFAULT_SIGNATURE
     known = sorted(each for each, signature in model.signatures.items() if signature.inputs)  # not TensorFlow's own
     if name not in known:
-        _invalid(f"signature_name: expected one of {', '.join(known)}, got {_shown(name)}")
+        _invalid(f"signature_name: expected one of {', '.join(known)}, got {shown(name)}")
     dtypes = {key: tf.dtypes.as_dtype(info.dtype) for key, info in sorted(model.signatures[name].inputs.items())}
-    by_row = "instances" in content
-    values = _columns_of(content["instances"], list(dtypes)) if by_row else _named(content["inputs"], list(dtypes))
-    if missing := dtypes.keys() - values.keys():
-        _invalid(f"inputs: expected values for {', '.join(dtypes)}, got none for {', '.join(sorted(missing))}")
-    read = {key: _read(key, values[key], dtype) for key, dtype in dtypes.items()}
-    for key, (shape, flat) in read.items():
-        is_text = dtypes[key] == tf.string
-        limits.check([text.decode("utf-8", "replace") for text in flat] if is_text else [""] * (shape or [1])[0])
-    return name, {key: tf.constant(flat, dtypes[key], shape) for key, (shape, flat) in read.items()}, by_row
+    if "inputs" in content:
+        values = _named("inputs", content["inputs"], dtypes)
+    else:
+        if not isinstance(content["instances"], list) or not content["instances"]:
+            _invalid(f"instances: expected a list of rows, got {shown(content['instances'])}")
+        rows = [_named(f"instances[{i}]", row, dtypes) for i, row in enumerate(content["instances"])]
+        values = {key: [row[key] for row in rows] for key in dtypes}
+    inputs = {key: _tensor(key, values[key], dtype) for key, dtype in dtypes.items()}
+    for value in inputs.values():
+        if value.dtype == tf.string:
+            limits.check([text.decode("utf-8", "replace") for text in value.numpy().ravel()])
+    return name, inputs
 
 
 def parsed(body: bytes) -> Any:
@@ -141,91 +135,45 @@ def parsed(body: bytes) -> Any:
         _invalid(f"expected JSON, got something else: {error}")
 
 
-def _columns_of(instances: Any, names: list[str]) -> dict[str, list[Any]]:
-    """Converts [{input: value}, ...], or [value, ...] for a single input, to lists of values by input."""
-    if not isinstance(instances, list) or not instances:
-        _invalid(f"instances: expected a list of rows, got {_shown(instances)}")
-    rows = [_named(row, names) if _is_object(row) == _is_object(instances[0]) else {} for row in instances]
-    for i, row in enumerate(rows):
-        if sorted(row) != names:
-            expected = f"a row with {', '.join(names)}, as the others"
-            _invalid(f"instances[{i}]: expected {expected}, got {_shown(instances[i])}")
-    return {name: [row[name] for row in rows] for name in names}
-
-
-def _named(value: Any, names: list[str]) -> dict[str, Any]:
+def _named(label: str, value: Any, names: Collection[str]) -> dict[str, Any]:
     """Returns {input: value}. A bare value is that of a single input."""
-    if _is_object(value):
-        return dict(value)
-    return {names[0]: value} if len(names) == 1 else {}
+    named = value if isinstance(value, dict) and not _is_base64(value) else dict.fromkeys(list(names)[:1], value)
+    if named.keys() != set(names):
+        _invalid(f"{label}: expected values for {', '.join(names)}, got {shown(value)}")
+    return named
 
 
-def _read(label: str, value: Any, dtype: tf.DType) -> tuple[list[int], list[Any]]:
-    """Returns the shape of a value or of nested lists, and the values in order."""
-    if not isinstance(value, list):
-        return [], [_value(label, value, dtype)]
-    read = [_read(f"{label}[{i}]", each, dtype) for i, each in enumerate(value)]
-    inner = read[0][0] if read else []
-    if any(shape != inner for shape, _ in read):
-        _invalid(f"{label}: expected values of one shape, got {_shown(value)}")
-    return [len(value), *inner], [one for _, values in read for one in values]
-
-
-def _value(label: str, value: Any, dtype: tf.DType) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+def _tensor(label: str, value: Any, dtype: tf.DType) -> tf.Tensor:
     try:
-        if dtype == tf.string and isinstance(value, str):
-            return value.encode("utf-8", "surrogateescape")
-        if dtype == tf.string and _is_base64(value):
-            return base64.b64decode(value["b64"], validate=True)
-        if dtype.is_floating and is_number:
-            return float(value)
-        if dtype.is_integer and is_number and isinstance(value, int) and dtype.min <= value <= dtype.max:
-            return value
-    # Half of a surrogate pair, letters that base64 does not use, or an integer of 400 digits.
-    except (ValueError, OverflowError):
-        pass
-    _invalid(f"{label}: expected {dtype.name}, got {_shown(value)}")
+        np.array(value, dtype.as_numpy_dtype)  # Unlike TensorFlow, it raises an error for numbers out of range.
+        return tf.constant(_decoded(value), dtype)
+    except (TypeError, ValueError, OverflowError):
+        _invalid(f"{label}: expected {dtype.name} in lists of one shape, got {shown(value)}")
 
 
-def rows(outputs: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Returns {"predictions": [row, ...]}. A row is the value of the only output, or an object with all outputs."""
-    lists = {name: written(name, value) for name, value in outputs.items()}
-    if len(lists) == 1:
-        return {"predictions": next(iter(lists.values()))}
-    return {"predictions": [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]}
-
-
-def columns(outputs: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Returns {"outputs": value} for a single output, or {"outputs": {output: value}}."""
-    lists = {name: written(name, value) for name, value in outputs.items()}
-    return {"outputs": lists if len(lists) > 1 else next(iter(lists.values()))}
-
-
-def written(name: str, value: np.ndarray) -> Any:
-    """Converts an output to lists for JSON."""
-    if value.dtype == object:
-
-        def text(item: bytes) -> Any:
-            return {"b64": base64.b64encode(item).decode()} if name.endswith("_bytes") else item.decode()
-
-        return np.vectorize(text, otypes=[object])(value).tolist() if value.size else value.tolist()
-    if value.dtype == np.float32:  # 0.6, not 0.6000000238418579
-        return value.astype(str).astype(float).tolist()
-    return value.tolist()
+def _decoded(value: Any, depth: int = 0) -> Any:
+    """Replaces texts, and bytes in base64, by bytes."""
+    if depth > 64:  # More than 254 dimensions would end TensorFlow's process.
+        raise ValueError
+    if isinstance(value, list):
+        return [_decoded(each, depth + 1) for each in value]
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    return base64.b64decode(value["b64"], validate=True) if _is_base64(value) else value
 
 
 def _is_base64(item: Any) -> bool:
     return isinstance(item, dict) and list(item) == ["b64"] and isinstance(item["b64"], str)
 
 
-def _is_object(item: Any) -> bool:
-    return isinstance(item, dict) and not _is_base64(item)
-
-
-def _shown(item: Any) -> str:
-    """Returns JSON for an error message: at most 256 characters, all ASCII."""
-    return json.dumps(item, separators=(",", ":"))[:256]
+def written(name: str, value: np.ndarray) -> Any:
+    """Converts an output to lists for JSON."""
+    if value.dtype == object and value.size:
+        as_bytes = name.endswith("_bytes")
+        coded = np.vectorize(lambda item: {"b64": base64.b64encode(item).decode()} if as_bytes else item.decode(), "O")
+        return coded(value).tolist()
+    # 0.6, not 0.6000000238418579
+    return value.astype(str).astype(float).tolist() if value.dtype == np.float32 else value.tolist()
 
 
 def _invalid(message: str) -> NoReturn:
