@@ -24,7 +24,7 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
     "extensions.beam": ("data", "decoding", "extensions.records", "inference", "tokenizers"),
     "extensions.compression": ("layers",),
     "extensions.conformance": (),
-    "extensions.documents": ("inference",),
+    "extensions.documents": ("extensions.words", "inference"),
     "extensions.ensemble": ("layers", "models"),
     "extensions.interop": ("decoding", "inference", "layers", "models", "serving", "tokenizers"),
     "extensions.parsing": (
@@ -43,6 +43,8 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
     "extensions.server": ("decoding", "extensions.documents", "inference", "tokenizers"),
     "extensions.sources": ("data", "tokenizers"),
     "extensions.text_models": ("decoding", "inference", "layers", "serving", "tokenizers"),
+    "extensions.words": ("inference",),
+    "extensions.words": ("inference",),
 }
 # Modules that import TensorFlow at once. They are loaded only on it.
 ON_TENSORFLOW = ["decoding.growing", "models.training_step", "inference.savedmodel", "extensions.parsing.in_graph"]
@@ -87,7 +89,7 @@ def subpackage_of(module):
 
 
 def test_a_subpackage_imports_those_of_its_row():
-    """No core subpackage imports an extension, and no extension another one, except the server, recipes and Beam."""
+    """No core subpackage imports an extension, and no extension another one, except Beam, documents, recipes and the server."""
     used = {subpackage: set() for subpackage in SUBPACKAGES}
     for name, tree in modules():
         subpackage = subpackage_of(name)

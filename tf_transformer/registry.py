@@ -59,7 +59,7 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "int8": "extensions.compression.int8:Int8",
         "rematerialized": "extensions.rematerialization:rematerialized",
         "sample": "extensions.text_models.sampling:translations",
-        "words": "extensions.documents.words:words",
+        "words": "extensions.words:words",
     },
 }
 

@@ -15,8 +15,8 @@ from hostile import TEXTS
 
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
-from tf_transformer.extensions.documents.words import words_of
 from tf_transformer.extensions.interop.families.m2m100.family import NLLB
+from tf_transformer.extensions.words import words_of
 from tf_transformer.inference.engine import Aligned, Engine, Hypothesis, TranslationResult
 
 MANY = hypothesis.settings(max_examples=150, deadline=None, derandomize=True)

@@ -6,7 +6,7 @@ import unicodedata
 from dataclasses import dataclass, field
 
 from tf_transformer.extensions.documents.marked import Mark, Marked
-from tf_transformer.extensions.documents.words import Span, word_links, words_of
+from tf_transformer.extensions.words import Span, word_links, words_of
 from tf_transformer.inference.engine import Aligned
 
 

@@ -9,7 +9,7 @@ from tf_transformer.extensions.documents.encodings import decoded
 from tf_transformer.extensions.documents.marked import Mark, Marked, Splitter, sentences_in
 from tf_transformer.extensions.documents.markup import parts_of
 from tf_transformer.extensions.documents.subtitles import captions_of
-from tf_transformer.extensions.documents.words import Span
+from tf_transformer.extensions.words import Span
 from tf_transformer.inference.engine import Aligned, Engine
 from tf_transformer.utils.values import BadInput, shown
 

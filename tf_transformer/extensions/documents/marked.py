@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
-from tf_transformer.extensions.documents.words import Span
+from tf_transformer.extensions.words import Span
 from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.values import BadInput, checked, shown
 
