@@ -6,23 +6,24 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import NamedTuple
 
 from tf_transformer.extensions.documents.marked import DEEPEST, Mark, Marked
-from tf_transformer.extensions.documents.words import Span
+from tf_transformer.extensions.words import Span
+from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.values import BadInput, shown
 
-TIME = r"(\d{1,3}:\d{1,2}:\d{1,2}(?:[,.:]\d{1,3})?)"
-HEADER = re.compile(
-    rf"^\ufeff?(?:[^\S\n]*-?\d{{1,20}}(?:\.\d{{0,20}})?\s*\n)?[^\S\n]*{TIME} *-[ -] *> *{TIME}[^\n]*", re.MULTILINE
-)
+# A time of up to 13 characters never overflows. Atomic groups, since it may not be read again with fewer digits.
+TIME = r"((?![0-9,.:\uff0c\uff0e\u3002\uff1a]{{14}})(?>{}))"
+HEADER = r"^\ufeff?(?:[^\S\n]*-?\d{1,20}(?:\.\d{0,20})?\s*\n)?[^\S\n]*TIME *-[ -] *> *TIME[^\n]*"
 TAG = re.compile(r"<(/?)([A-Za-z]+)\b[^<>\n]*>|\{\\[^{}\n]*\}")
 BLANK = " \t\r\xa0\u3000\u202f\u266a\u266b"  # white space and the notes of a song
 NOTES = {"\u266a", "\u266b"}
 SPEAKER = re.compile(r"(?:[-\u2010-\u2015]+(?!\d)|>>+)\s*")
 # The end of a sentence, or of a sound in brackets.
 ENDS = re.compile("[.!?\u2026:)\\]\u3002\uff01\uff1f][\"'\u201d\u2019\xbb\u300d\u300f]*\\Z")
-NEAR = 2.0  # seconds between captions of one sentence
+NEAR = timedelta(seconds=2)  # between captions of one sentence
 # A tag, or where a line may end: at a space, or before a Chinese or Japanese character.
 SPOT = re.compile(rf"{TAG.pattern}|\s|(?<=[\u3041-\u30ff\u3400-\u9fff])(?=[\u3041-\u30ff\u3400-\u9fff])")
 
@@ -75,8 +76,10 @@ class Captions(Marked):
 
 def captions_of(document: str) -> list[str | Marked]:
     """Splits subtitles into strings that are copied and texts that are translated, in order."""
-    headers = [*HEADER.finditer(document)]
-    times = [[_seconds(time) for time in header.groups()] for header in headers]
+    srt = import_extra("srt", "documents", "subtitles")
+    header = HEADER.replace("TIME", TIME.format(srt.RGX_TIMESTAMP))
+    headers = [*re.compile(header, re.MULTILINE).finditer(document)]
+    times = [[*map(srt.srt_timestamp_to_timedelta, header.groups())] for header in headers]
     lines = [*_lines(document, [header.span() for header in headers])]
     ends = {line.caption: line.ends for line in lines}
     punctuated = 2 * sum(ends.values()) > len(ends)
@@ -92,10 +95,6 @@ def captions_of(document: str) -> list[str | Marked]:
         parts += [document[last : group[0].start], _joined(document, group)]
         group, last = [], line.end
     return [*parts, document[last:]]
-
-
-def _seconds(time: str) -> float:
-    return sum(int(number) * unit for number, unit in zip(re.findall(r"\d+", time), (3600, 60, 1, 1e-3), strict=False))
 
 
 def _lines(document: str, headers: Sequence[Span]) -> Iterator[_Line]:
