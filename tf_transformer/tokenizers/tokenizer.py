@@ -98,7 +98,9 @@ class Tokenizer:
     language_ids: Mapping[str, int] = {}  # ids of the languages
     num_language_tokens = 0  # number of language ids in a text
 
-    added: Sequence[str] = ()  # tokens that are matched in a text before SentencePiece reads what is between them
+    # Tokens that are matched in a text before SentencePiece reads what is between them, and whether white space before
+    # one is also a token.
+    added: Mapping[str, bool] = {}
 
     def with_languages(self, source_language: Any = None, target_language: Any = None) -> "Tokenizer":
         """Returns a tokenizer for other languages: some of `languages`, or tensors of strings, [1] or [B].

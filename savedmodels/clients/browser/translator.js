@@ -39,19 +39,22 @@ class Pieces {
     const pieces = (separate ? read("source_vocabulary.json") : target).map((piece, id) => [piece, id])
     this.ids = new Map(pieces.filter(([piece, id]) => piece && id >= UNKNOWN))
     this.texts = target.map((piece, id) => id > UNKNOWN ? spelling(piece, speller) : new Uint8Array())
-    const added = "tokens.json" in files ? read("tokens.json") : {}, known = new Set(speller.pieces.map(({text}) => text))
-    const escaped = Object.keys(added).toSorted((a, b) => b.length - a.length).map(token => token.replace(/[^\p{L}\p{N}_]/gu, "\\$&"))
+    // The ids of the white space before a token, if it counts, and of the token.
+    this.tokens = new Map(Object.entries("tokens.json" in files ? read("tokens.json") : {}))
+    const known = new Set(speller.pieces.map(({text}) => text))
+    const escaped = [...this.tokens.keys()].toSorted((a, b) => b.length - a.length).map(token => token.replace(/[^\p{L}\p{N}_]/gu, "\\$&"))
     this.added = new RegExp(escaped.length ? `(${escaped.join("|")})` : "$^", "s")
-    for (const [token, id] of Object.entries(added)) {
-      this.ids.set(token, id)
-      if (target.includes(token) && !known.has(token)) this.texts[target.indexOf(token)] = utf8.encode(` ${token}`)
+    for (const [token, {length}] of this.tokens) {
+      if (target.includes(token) && length === 1 && !known.has(token)) this.texts[target.indexOf(token)] = utf8.encode(` ${token}`)
     }
   }
 
   // Added tokens are matched first. Every second part is one.
   encode(text) {
     const parts = text.replace(AT_THE_END, "").split(this.added)
-    return parts.flatMap((part, i) => i % 2 ? [part] : this.split(part)).map(piece => this.ids.get(piece) ?? UNKNOWN)
+    return parts.flatMap((part, i) => i % 2
+      ? this.tokens.get(part).slice(AT_THE_END.test(parts[i - 1]) ? 0 : -1)
+      : this.split(part).map(piece => this.ids.get(piece) ?? UNKNOWN))
   }
 
   split(text) {

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from checkpoints import M2M100 as TRAINED
-from checkpoints import MAKERS, MARIAN, copied, tensors_of
+from checkpoints import MAKERS, copied, tensors_of
 from conftest import array
-from test_m2m100 import ADDED, CONFIG, JSON, added, languages, nllb  # noqa: F401  (nllb is a fixture)
+from test_m2m100 import ADDED, CONFIG, JSON, added, languages
 
 import tf_transformer as tt
 from tf_transformer.extensions.interop.engines import litert_client
@@ -36,14 +35,14 @@ OTHERS = ["", " ", "Acme", " Acme\t AcmeAcmePr ", "\x00 Acme", "Acm", "do*g (ß)
 
 
 @pytest.fixture
-def with_names(nllb, tmp_path):  # noqa: F811
+def with_names(tmp_path):
     """Copies a family's checkpoint with files that add `NAMES`. Returns its directory and their ids."""
 
     def make_one(family, file, special):
-        folder = copied({"m2m100": TRAINED, "nllb": nllb, "marian": MARIAN}[family], tmp_path)
+        MAKERS[family](folder := tmp_path / family)
         config = json.loads((folder / "config.json").read_text())
         ids = {name: config["vocab_size"] + index for index, name in enumerate(NAMES)}
-        flags = [{"content": name, "id": id, "special": special} for name, id in ids.items()]
+        flags = [{"content": name, "id": id, "special": special, "lstrip": True} for name, id in ids.items()]
         content = {ADDED: ids, CONFIG: {"added_tokens_decoder": added(ids, special)}, JSON: {"added_tokens": flags}}[
             file
         ]
@@ -93,7 +92,7 @@ def test_added_tokens_have_separate_rows(family, special, file, with_names):
     outputs = [row[tokenizer.num_language_tokens :] for row in tokenizer.encode(texts)]
     assert outputs == [expected(text) for text in texts]
     again = tokenizer_of(tokenizer.model)
-    assert again.tokenize(texts).to_list() == tokenizer.encode(texts) and again.added == NAMES
+    assert again.tokenize(texts).to_list() == tokenizer.encode(texts) and [*again.added] == NAMES
     (row,) = tokenizer.encode(["".join(NAMES[2:])])
     assert [checkpoint.target.rows[id] for id in row[tokenizer.num_language_tokens :]] == [
         ids[name] for name in NAMES[2:]
@@ -109,10 +108,41 @@ def test_added_tokens_have_separate_rows(family, special, file, with_names):
         assert [text.decode() for text in tokenizer.detokenize(rows).numpy()] == decoded
 
 
-@pytest.mark.parametrize("family", ["m2m100", "marian"])
+# Tokens of NLLB-200 by transformers 4.57.6, and by 5.24 if it has others. "<brand>" is special, and "東" has lstrip.
+NORMALIZERS = [{"type": "Sequence", "normalizers": [{"type": "Strip"}, {"type": "Replace"}]}, None]
+SPACES = {
+    "A dog Acme runs.": ["▁A ▁do g ▁ Acme ▁ r un s ."],
+    "A <brand> dog.": ["▁A <brand> ▁do g .", "▁A ▁ <brand> ▁do g ."],
+    "Acme <brand> AcmePro Acme": ["Acme <brand> ▁ AcmePro ▁ Acme", "Acme ▁ <brand> ▁ AcmePro ▁ Acme"],
+    "xAcmex y <brand>.": ["▁ x Acme ▁ x ▁ y <brand> ▁ .", "▁ x Acme ▁ x ▁ y ▁ <brand> ▁ ."],
+    " Acme a": ["▁ Acme ▁a"],
+    "A 東 東a Acme": ["▁A 東 東 ▁a ▁ Acme"],
+    "AcmeAcme <brand><brand>": ["Acme Acme <brand> <brand>", "Acme Acme ▁ <brand> <brand>"],
+    "A dog.Acme, Acme <brand>": ["▁A ▁do g . Acme ▁ , ▁ Acme <brand>", "▁A ▁do g . Acme ▁ , ▁ Acme ▁ <brand>"],
+}
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_white_space_before_added_tokens_of_nllb(version, tmp_path):
+    MAKERS["nllb"](folder := tmp_path / "nllb")
+    config = json.loads((folder / "config.json").read_text())
+    flags = {"Acme": {}, "AcmePro": {}, "<brand>": {"special": True, "normalized": False}, "東": {"lstrip": True}}
+    default = {"special": False, "normalized": True, "lstrip": False}
+    listed = [default | flags[name] | {"content": name, "id": config["vocab_size"] + i} for i, name in enumerate(flags)]
+    (folder / JSON).write_text(json.dumps({"normalizer": NORMALIZERS[version - 4], "added_tokens": listed}))
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + len(flags)}))
+    tokenizer = M2M100Checkpoint(folder).tokenizer()
+    ids = tokenizer.encode([*SPACES])
+    assert [" ".join(tokenizer.tokens(row[1:])) for row in ids] == [rows[4 - version :][0] for rows in SPACES.values()]
+    assert tokenizer.tokenize([*SPACES]).to_list() == ids
+    assert tokenizer.decode(ids[:1]) == ["A dog Acme runs."]
+
+
+@pytest.mark.parametrize("family", ["m2m100", "marian", "nllb"])
 def test_a_checkpoint_keeps_added_tokens(family, with_names, tmp_path):
+    """Also the white space before NLLB's."""
     folder, _ = with_names(family, CONFIG, False)
-    options = languages("en", "de") if family == "m2m100" else {}
+    options = languages(*PAIRS[family]) if family in PAIRS else {}
     translator = tt.Translator.from_pretrained(folder, **options)
     translator.save(tmp_path / "checkpoint", format="transformers", checked=True)  # compares ids and logits
     again = tt.Translator.from_pretrained(tmp_path / "checkpoint", **options).tokenizer

@@ -19,7 +19,9 @@ import tf_transformer as tt
 from tf_transformer.extensions.interop.engines import litert_client
 from tf_transformer.extensions.interop.engines.litert_client import opened
 from tf_transformer.extensions.interop.families.m2m100.family import M2M100Checkpoint
+from tf_transformer.extensions.interop.families.m2m100.tokenizer import M2M100Tokenizer
 from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
+from tf_transformer.extensions.interop.families.pieces import ADDED, archive_of
 
 BROWSER = ROOT / "savedmodels/clients/browser"
 # Reads a tokenizer's files from a directory, and texts and lists of ids from standard input. Prints ids and texts.
@@ -58,7 +60,9 @@ def tokenizer_of(kind, sentences):
     if kind == "m2m100":
         return M2M100Checkpoint(M2M100).tokenizer()
     if kind == "added":
-        return tt.Translator.from_pretrained(M2M100).with_tokens(["<2fr>", "<2fr>x", "東", "a+", "__mic__"]).tokenizer
+        added = {"<2fr>": False, "<2fr>x": True, "東": False, "a+": True, "__mic__": True}
+        contents = tt.Translator.from_pretrained(M2M100).with_tokens(added).tokenizer.contents
+        return M2M100Tokenizer(archive_of({**contents, ADDED: added}))
     if kind == "marian":
         return checkpoint_in(MARIAN).tokenizer()
     kind, normalization = kind.split()

@@ -105,7 +105,7 @@ def test_a_run_begins_with_it_and_an_ensemble_takes_its_languages(many, text, un
     for name in ("one", "two"):
         tt.Trainer(tmp_path / name, start.model.config, corpus, recipe, start=start).fit()
     run = tt.load(tmp_path / "one")
-    assert run.metadata["target_language"] == "mic" and run.tokenizer.added == ["<term>"]
+    assert run.metadata["target_language"] == "mic" and [*run.tokenizer.added] == ["<term>"]
     assert run(TEXTS[:1]) == start(TEXTS[:1]) and run(TEXTS[:1], target_language="de") == many(TEXTS[:1])
     both = tt.load([tmp_path / "one", tmp_path / "two"])
     assert both(TEXTS[:1]) == start(TEXTS[:1]) and both.languages == start.languages

@@ -30,6 +30,7 @@ from tf_transformer.extensions.interop.families.m2m100.family import M2M100Check
 from tf_transformer.extensions.interop.families.m2m100.tokenizer import IDS, M2M100Tokenizer
 from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
 from tf_transformer.extensions.interop.families.marian.tokenizer import MarianTokenizer
+from tf_transformer.extensions.interop.families.pieces import ADDED as TOKENS
 from tf_transformer.extensions.interop.families.pieces import archive_of
 from tf_transformer.utils.terminal import quiet_stderr
 
@@ -105,7 +106,9 @@ def test_the_client_spells_as_the_tokenizer(kind, translator, tmp_path):
     elif kind == "silent":
         added = tt.Translator.from_pretrained(M2M100).with_tokens(ADDED).tokenizer
         description = added.description | {"silent": [*added.description["silent"], added.target.ids["<term>"]]}
-        tokenizer = M2M100Tokenizer(archive_of({**added.contents, IDS: description})).with_languages("en", "de")
+        tokenizer = M2M100Tokenizer(
+            archive_of({**added.contents, IDS: description, TOKENS: {token: len(token) < 3 for token in ADDED}})
+        ).with_languages("en", "de")
     elif kind == "bytes in the target":
         tokenizer = MarianTokenizer(bytes_of_the_target())
     else:

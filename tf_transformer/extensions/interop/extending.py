@@ -131,6 +131,6 @@ def _tokenizer(old: Tokenizer, pieces: Mapping[str, list[str]], orders: Mapping[
             codes[code] = ids[others.pop()]
             silent.append(codes[code])
         contents[IDS] = {**old.description, "ids": codes, "silent": silent}
-    if others or old.added:
-        contents[ADDED] = [*old.added, *others]
+    if others:
+        contents[ADDED] = {**old.added, **dict.fromkeys(others, False)}
     return type(old)(archive_of(contents))

@@ -19,7 +19,7 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.interop.families.m2m100.tokenizer import IDS, M2M100Tokenizer
 from tf_transformer.extensions.interop.families.marian.tokenizer import SOURCE_VOCABULARY
-from tf_transformer.extensions.interop.families.pieces import ADDED, VOCABULARY, PieceTokenizer, archive_of, with_pieces
+from tf_transformer.extensions.interop.families.pieces import VOCABULARY, PieceTokenizer, archive_of, with_pieces
 from tf_transformer.inference.rebuild import together
 from tf_transformer.tokenizers.languages import check_language
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, RESERVED, Tokenizer
@@ -139,8 +139,6 @@ class _Rows:
             ids = {code: new[id] for code, id in self._ids.items()}
             silent = [new[id] for id in old.description["silent"] if id in new]
             contents[IDS] = {**old.description, "ids": ids, "silent": silent}
-        if old.added:
-            contents[ADDED] = list(old.added)
         return type(old)(archive_of(contents))
 
 

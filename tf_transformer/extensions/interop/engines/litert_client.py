@@ -433,11 +433,11 @@ class _Pieces:
         self._ids = {piece: id for id, piece in enumerate(sources) if piece and id >= self.UNKNOWN}
         speller = target if file.is_file() else self._engine
         self._texts = [b"" if id <= self.UNKNOWN else spelling(piece, speller) for id, piece in enumerate(pieces)]
-        added = _json(folder / "tokens.json") if (folder / "tokens.json").is_file() else {}
-        self._ids |= added
-        self._added = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
-        for token in added:
-            if token in pieces and target.piece_to_id(token) == target.unk_id():
+        # Ids of the white space before a token, if it counts, and of the token.
+        self._tokens = _json(folder / "tokens.json") if (folder / "tokens.json").is_file() else {}
+        self._added = "|".join(map(re.escape, sorted(self._tokens, key=len, reverse=True)))
+        for token, ids in self._tokens.items():
+            if token in pieces and len(ids) == 1 and target.piece_to_id(token) == target.unk_id():
                 self._texts[pieces.index(token)] = f" {token}".encode()
 
     def encode(self, text: str) -> list[int]:
@@ -445,8 +445,13 @@ class _Pieces:
         text = text.rstrip()
         # Every second part is an added token.
         parts = re.split(f"({self._added})", text) if self._added else [text]
-        pieces = (piece for i, part in enumerate(parts) for piece in ([part] if i % 2 else self._split(part)))
-        return [self._ids.get(piece, self.UNKNOWN) for piece in pieces]
+        ids = list[int]()
+        for i, part in enumerate(parts):
+            if i % 2:
+                ids += self._tokens[part][0 if parts[i - 1][-1:].isspace() else -1 :]
+            else:
+                ids += [self._ids.get(piece, self.UNKNOWN) for piece in self._split(part)]
+        return ids
 
     def _split(self, text: str) -> list[str]:
         code = CODE.match(text) if self._has_codes else None

@@ -65,7 +65,7 @@ class Vocabulary(NamedTuple):
     rows: list[int]  # the checkpoint's ids, by ours
     languages: Mapping[str, int] = {}  # our ids, by code
     silent: Sequence[int] = ()  # our ids without a text
-    added: Sequence[str] = ()  # tokens that are matched in a text first
+    added: Mapping[str, bool] = {}  # those of `Tokenizer.added`
 
 
 class Added(NamedTuple):
@@ -73,7 +73,8 @@ class Added(NamedTuple):
 
     id: int
     is_special: bool  # dropped from outputs
-    single_word: bool = False  # only matched between characters that are not part of a word
+    single_word: bool  # only matched between characters that are not part of a word
+    is_spaced: bool  # White space before it is also a token, in `tokenizers`.
 
 
 class Checkpoint:
@@ -263,10 +264,12 @@ class Checkpoint:
         special, tokens = set(self.listed), dict[str, Added]()
         for name in ("tokenizer_config.json", "tokenizer.json", "added_tokens.json"):
             with reading(self.folder / name, "the added tokens of a tokenizer"):
-                values = self.said(name)
+                values, file = self.said(name), self.said("tokenizer.json")
+                # Before a special token, a normalizer of `transformers` 4 strips white space, and one of 5 does not.
+                strips = not file or "'Strip'" in str(file.get("normalizer"))
                 listed, decoder = values.get("added_tokens") or [], values.get("added_tokens_decoder") or {}
                 if name == "added_tokens.json":
-                    entries = [(token, id, token in special, False) for token, id in values.items()]
+                    entries = [(token, id, {"special": token in special}) for token, id in values.items()]
                 elif not (isinstance(listed, list) and isinstance(decoder, dict)):
                     raise ValueError("expected a list or an object of tokens")
                 elif not all(isinstance(entry, dict) for entry in (*listed, *decoder.values())):
@@ -276,13 +279,13 @@ class Checkpoint:
                         pairs = [(entry["id"], entry) for entry in listed]
                     else:
                         pairs = [(int(id), entry) for id, entry in decoder.items()]
-                    entries = [
-                        (entry["content"], id, entry.get("special"), entry.get("single_word")) for id, entry in pairs
-                    ]
-                for token, id, is_special, single_word in entries:
+                    entries = [(entry["content"], id, entry) for id, entry in pairs]
+                for token, id, flags in entries:
                     if type(token) is not str or type(id) is not int:
                         raise ValueError(f"expected a name and an id, got {token!r} and {id!r}"[:200])
-                    before = tokens.setdefault(token, Added(id, is_special is True, single_word is True))
+                    is_special, single_word = (flags.get(name) is True for name in ("special", "single_word"))
+                    spaced = not flags.get("lstrip") and (not strips or flags.get("normalized", not is_special))
+                    before = tokens.setdefault(token, Added(id, is_special, single_word, bool(spaced)))
                     if before.id != id:
                         expected = "expected one id in all files of a tokenizer"
                         raise BadInput(f"{token}: {expected}, got {before.id} and {id}")

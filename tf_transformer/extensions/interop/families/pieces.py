@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
     tf = lazily("tensorflow", "a tokenizer of tensors")
 
-VOCABULARY, ADDED = "vocabulary.json", "tokens.json"
+VOCABULARY, ADDED, SPACE = "vocabulary.json", "tokens.json", "▁"
 # Serialized SentencePiece models.
 SCHEMA = """name: "pieces.proto" syntax: "proto2"
 message_type { name: "Piece" field { name: "piece" number: 1 type: TYPE_BYTES }
@@ -47,12 +47,14 @@ class PieceTable:
     Args:
         model: Serialized SentencePiece model.
         pieces: Tokens by id.
-        added: Tokens that are matched first, the longest at each position. SentencePiece splits what is between them.
+        added: Tokens that are matched first, the longest at each position, and whether white space before one is also a
+            token. SentencePiece splits what is between them.
     """
 
-    def __init__(self, model: bytes, pieces: list[str], added: Sequence[str] = ()) -> None:
+    def __init__(self, model: bytes, pieces: list[str], added: Mapping[str, bool]) -> None:
         self.model, self.pieces, self.processor = model, pieces, engine_of(model)
-        self.added = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
+        self.added = _pattern(added)
+        self.spaced = _pattern(token for token, is_spaced in added.items() if is_spaced)
         # Raises here for tokens that are not strings, or not UTF-8.
         "".join(pieces).encode()
         # No text contains control tokens.
@@ -79,8 +81,14 @@ class PieceTable:
         # Every second part is an added token.
         parts = [re.split(f"({self.added})", text) if self.added else [text] for text in strings]
         between = iter(self.split([part for row in parts for part in row[::2]]))
-        rows = ([[part] if i % 2 else next(between) for i, part in enumerate(row)] for row in parts)
+        rows = (
+            [self._added(*row[i - 1 : i + 1]) if i % 2 else next(between) for i in range(len(row))] for row in parts
+        )
         return [[self.ids.get(piece, UNKNOWN_ID) for piece in itertools.chain(*row)] for row in rows]
+
+    def _added(self, before: str, token: str) -> list[str]:
+        has_space = before[-1:].isspace() and re.fullmatch(self.spaced, token)
+        return [SPACE, token] if has_space else [token]
 
     def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
         """Does what `encode` does in TensorFlow: texts [B] to ids, ragged int32 [B, None]."""
@@ -93,7 +101,9 @@ class PieceTable:
         rows = tf.strings.split(tf.strings.regex_replace(texts, f"({self.added})", b"\xff\\1\xff"), b"\xff")
         parts = rows.flat_values
         is_added = tf.strings.regex_full_match(parts, self.added)
-        added = tf.RaggedTensor.from_row_lengths(tf.boolean_mask(parts, is_added), tf.cast(is_added, tf.int64))
+        after_space = tf.concat([[False], tf.strings.regex_full_match(parts, f"(?s:.*){END_SPACE}")[:-1]], axis=0)
+        is_used = tf.stack([after_space & tf.strings.regex_full_match(parts, self.spaced), is_added], axis=1)
+        added = tf.ragged.boolean_mask(tf.stack([tf.fill(tf.shape(parts), SPACE), parts], axis=1), is_used)
         pieces = tf.concat([added, self.split_in_graph(tf.where(is_added, "", parts))], axis=1)
         return self.op.table.lookup(rows.with_values(pieces).merge_dims(1, 2))
 
@@ -113,11 +123,12 @@ class PieceTokenizer(Tokenizer):
 
     Tokens, ids (in our order, see `Vocabulary`) and texts equal those of the tokenizer in `transformers` with
     `split_special_tokens=True`: control tokens in a text are plain text. Added tokens are matched first, and decoded
-    with a space before. Bytes that are not UTF-8 count as spaces. Trailing white space of any kind is ignored.
+    with a space before unless spaces are tokens. Bytes that are not UTF-8 count as spaces. Trailing white space of any
+    kind is ignored.
 
     Args:
-        model: Zip archive of SentencePiece models, vocabulary.json (tokens by id), tokens.json (added tokens, if any)
-            and other files of a subclass, as from `archive_of`.
+        model: Zip archive of SentencePiece models, vocabulary.json (tokens by id), tokens.json (`added`, if any) and
+            other files of a subclass, as from `archive_of`.
     """
 
     kind = ""  # name of the checkpoint's kind, for messages
@@ -132,12 +143,14 @@ class PieceTokenizer(Tokenizer):
                 self.contents = {name: archive.read(name) for name in archive.namelist()}
             pieces = json.loads(self.contents[VOCABULARY])
             self.first_piece = FIRST_ID
-            self.added = [str(token) for token in json.loads(self.contents.get(ADDED, b"[]"))]
+            added = json.loads(self.contents.get(ADDED, b"{}"))
+            self.added = {str(token): bool(is_spaced) for token, is_spaced in added.items()}
             self.read(pieces)
-            for id in (self.target.ids[token] for token in self.added):
+            for token, is_spaced in self.added.items():
+                id, processor = self.target.ids[token], self.target.processor
                 # SentencePiece's own tokens have their spaces.
-                is_from_model = self.target.processor.piece_to_id(pieces[id]) != self.target.processor.unk_id()
-                if self.texts[id] and not is_from_model:
+                is_from_model = processor.piece_to_id(token) != processor.unk_id()
+                if self.texts[id] and not (is_spaced or is_from_model):
                     self.texts[id] = b" " + self.texts[id]
         self.model, self.vocab_size, self.control_tokens = model, len(pieces), []
         self._op = Once(self._resources)
@@ -158,7 +171,8 @@ class PieceTokenizer(Tokenizer):
 
     @property
     def vocabularies(self) -> dict[str, bytes]:
-        added = {token: self.source.ids[token] for token in self.added}
+        ids = self.source.ids
+        added = {token: [ids.get(SPACE, UNKNOWN_ID)] * spaced + [ids[token]] for token, spaced in self.added.items()}
         tables = {name: content for name, content in self.contents.items() if name.endswith(VOCABULARY)}
         return tables | ({ADDED: json.dumps(added, ensure_ascii=False).encode()} if added else {})
 
@@ -200,6 +214,11 @@ class PieceTokenizer(Tokenizer):
 
     def ids(self, pieces: Tensor) -> "tf.RaggedTensor":
         return self.target.op.table.lookup(pieces)
+
+
+def _pattern(tokens: Iterable[str]) -> str:
+    """Returns a regular expression for one of these tokens, the longest first."""
+    return "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
 
 
 def archive_of(contents: Mapping[str, Any]) -> bytes:

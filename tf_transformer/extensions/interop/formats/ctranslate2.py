@@ -50,7 +50,7 @@ def save(translator: TextModel, path: str | os.PathLike[str], quantization: Quan
         sp.decode(result[0].hypotheses[0])
 
     Tokens that were added to a pretrained model are in tokens.json. Split texts at them, the longest first, and pass
-    only what is between to SentencePiece.
+    only what is between to SentencePiece. A token with two ids there has "▁" before it in place of white space.
 
     For a model with learned positions, also pass `max_input_length` and `max_decoding_length` of at most its
     max_length: beyond it CTranslate2 raises RuntimeError.

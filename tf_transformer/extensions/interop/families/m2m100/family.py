@@ -103,7 +103,9 @@ class M2M100Checkpoint(Checkpoint):
         texts |= {names[token] for token in added if not self.added[token].is_special}
         silent = [i for i, id in enumerate(rows) if id not in texts]
         languages = {code: ours[names[token]] for code, token in language_tokens.items() if code}
-        return Vocabulary(pieces, rows, languages, silent, added)
+        # M2M100's tokenizer is SentencePiece's own.
+        spaced = {token: file.name == PIECES and self.added[token].is_spaced for token in added}
+        return Vocabulary(pieces, rows, languages, silent, spaced)
 
     def _numbered(self) -> tuple[Path, dict[str, Any], dict[str, str]]:
         """Returns the file of the vocabulary, its ids, and by code the tokens of languages and, as "", the mask.
@@ -225,7 +227,8 @@ def _numbered(
         "tgt_lang": description["target_language"],
         "additional_special_tokens": special,
         "added_tokens_decoder": {
-            str(row): {"content": token, "special": token not in plain} | PLAIN for row, token in added.items()
+            str(row): PLAIN | {"content": token, "special": token not in plain} | _flags(tokenizer.added.get(token))
+            for row, token in added.items()
         },
     }
     if all(pieces[id] == code for code, id in description["ids"].items()):
@@ -239,6 +242,11 @@ def _numbered(
             return config | {"tokenizer_class": "M2M100Tokenizer", "language_codes": name}, {"vocab.json": ids}
     got = ", ".join([*languages][:5])
     raise BadInput(f"languages: expected those of M2M100 after all pieces, in its order, got {got}")
+
+
+def _flags(is_spaced: bool | None) -> dict[str, bool]:
+    """Returns flags of an added token, for which white space before it is a token in `transformers` 4 and 5, or not."""
+    return {} if is_spaced is None else {"lstrip": not is_spaced, "normalized": is_spaced}
 
 
 FAMILY = Family(

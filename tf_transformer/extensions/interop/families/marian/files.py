@@ -75,7 +75,7 @@ class MarianCheckpoint(Checkpoint):
         pieces[1] = unused("<s>", all_ids)
         codes = [token for token in self.added if re.fullmatch(">>.*<<", token)]
         added = self.matched(all_ids, [*CONTROL_TOKENS, *codes, *(names[id] for id in rows[:4] if id in names)])
-        return Vocabulary(pieces, rows, added=added)
+        return Vocabulary(pieces, rows, added=dict.fromkeys(added, False))
 
     def ids(self, side: str) -> tuple[Path, dict[str, Any]]:
         """Returns the file of a side's vocabulary, and its ids by token."""
