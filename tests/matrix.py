@@ -323,7 +323,9 @@ def grpc(path, texts):
     server, port = grpc_server.serve(model)
     try:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            return one_string(Client(channel, "name").predict("serving_default", {"text": np.array(texts, object)}))
+            return one_string(
+                Client(channel, "name", timeout=99).predict("serving_default", {"text": np.array(texts, object)})
+            )
     finally:
         server.stop(None)
 
