@@ -1,6 +1,7 @@
 """Choice among several outputs, by agreement (minimum Bayes risk), by a reverse model, or by a reference."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -60,7 +61,10 @@ def rerank(
     def channel(one: Hypothesis, score: float) -> Hypothesis:
         if one.log_prob is None or one.length is None:
             raise BadInput("results: expected those of replies with n, got some without log-probabilities")
-        return one._replace(score=(1 - weight) * one.log_prob + weight * score + length * one.length)
+        total = (1 - weight) * one.log_prob + weight * score + length * one.length
+        if math.isnan(total):
+            raise BadInput(f"reverse: expected a log-probability for each output, got {score} for {shown(one.text)}")
+        return one._replace(score=total)
 
     pairs = zip(results, scores, strict=True)
     rows = [(result, map(channel, result.hypotheses, row)) for result, row in pairs]
@@ -102,6 +106,9 @@ def _scores(metric: PairMetric, hypotheses: list[str], references: list[str]) ->
     scores, count = np.asarray(metric(*map(list, columns)), float), len(hypotheses) * len(references)
     if scores.shape != (count,):
         raise BadInput(f"metric: expected one that returns {count} scores, got an array of shape {scores.shape}")
+    if np.isnan(scores).any():
+        hypothesis = hypotheses[int(np.isnan(scores).argmax()) // len(references)]
+        raise BadInput(f"metric: expected scores, got NaN for {shown(hypothesis)}. Return a number for every output.")
     return scores.reshape(len(hypotheses), len(references))
 
 
