@@ -27,8 +27,7 @@ from hostile import TEXTS
 import tf_transformer as tt
 from tf_transformer.data.batches import Batches
 from tf_transformer.data.corpus import Batching
-from tf_transformer.extensions.interop.engines.litert import LiteRT
-from tf_transformer.extensions.interop.engines.onnx_export import ONNX
+from tf_transformer.extensions.interop.engines.portable import ONNX, LiteRT
 from tf_transformer.extensions.parsing import treebank
 from tf_transformer.extensions.records.preparation import Preparation
 from tf_transformer.extensions.records.records import Records

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_transformer.extensions.interop.engines.litert import LiteRT
-from tf_transformer.extensions.interop.engines.onnx_export import ONNX
+from tf_transformer.extensions.interop.engines.portable import ONNX, LiteRT
 from trainers.__main__ import PROGRAMS, run
 
 ROOT = Path(__file__).parents[1]

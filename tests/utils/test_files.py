@@ -13,7 +13,7 @@ import pytest
 from programs import ROOT, run_python
 
 import tf_transformer as tt
-from tf_transformer.extensions.interop.engines.litert import LiteRT
+from tf_transformer.extensions.interop.engines.portable import LiteRT
 from tf_transformer.extensions.interop.families import hub
 from tf_transformer.extensions.interop.formats.ctranslate2 import save as save_ctranslate2
 from tf_transformer.extensions.parsing import treebank

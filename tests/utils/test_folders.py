@@ -7,7 +7,7 @@ from programs import fails
 
 import tf_transformer as tt
 from tf_transformer.extensions.interop.engines import litert_client
-from tf_transformer.extensions.interop.engines.litert import LiteRT
+from tf_transformer.extensions.interop.engines.portable import LiteRT
 from tf_transformer.training.run import Run
 from tf_transformer.utils.folders import (
     EXPORTS,

@@ -4,17 +4,16 @@ from tf_transformer.inference.openers import Opener
 from tf_transformer.utils import folders
 from tf_transformer.utils.lazy import lazily
 
-_litert = lazily(f"{__name__}.litert", "a LiteRT export")
-_onnx = lazily(f"{__name__}.onnx_export", "an ONNX export")
+_portable = lazily(f"{__name__}.portable", "a LiteRT or an ONNX export")
 LITERT = Opener(
     "a LiteRT export",
     lambda path: folders.holds(path, folders.LITERT),
-    lambda path, **options: _litert.LiteRT(path, **options),
+    lambda path, **options: _portable.LiteRT(path, **options),
     takes=frozenset({"threads"}),
 )
 ONNX = Opener(
     "an ONNX export",
     lambda path: folders.holds(path, folders.ONNX),
-    lambda path, **options: _onnx.ONNX(path, **options),
+    lambda path, **options: _portable.ONNX(path, **options),
     takes=frozenset({"threads"}),
 )

@@ -1,4 +1,4 @@
-"""Base class of the engines for LiteRT and ONNX exports."""
+"""LiteRT and ONNX exports as engines, without TensorFlow."""
 
 import functools
 import os
@@ -21,13 +21,20 @@ litert_client.STANDARD_ERROR = STANDARD_ERROR
 class PortableEngine(Engine):
     """Engine for an export that takes and returns token ids.
 
-    Attributes:
-        package: Package that runs the export, and the extra that installs it.
-        translator: Class of `litert_client`.
+    Args:
+        path: Directory of the export, or of its versions, which means the newest.
+        threads: Number of threads.
+        batch_size: Texts per batch, which are sorted by length. It is 1 for LiteRT, for int8 and for ONNX exports of
+            earlier versions.
+        options: Defaults of calls, for options that the export takes.
+
+    Raises:
+        BadInput: If the runtime is not installed, the directory holds something else, or an option is out of range.
+        FileNotFoundError: If a file is missing.
     """
 
-    package: ClassVar[tuple[str, str]]
-    translator: Any
+    package: ClassVar[tuple[str, str]]  # that runs the export, and the extra that installs it
+    translator: Any  # class of `litert_client`
 
     @checked
     def __init__(
@@ -65,3 +72,17 @@ class PortableEngine(Engine):
             yield TranslationResult(
                 text, tuple(Hypothesis(*one) for one in best), length, length > self.metadata["max_source_length"]
             )
+
+
+class LiteRT(PortableEngine):
+    """Engine for a LiteRT export. It translates one text after the other. Arguments are those of `PortableEngine`."""
+
+    package = "ai_edge_litert", "litert"
+    translator = litert_client.LiteRTTranslator
+
+
+class ONNX(PortableEngine):
+    """Engine for an ONNX export. It translates batches of texts. Arguments are those of `PortableEngine`."""
+
+    package = "onnxruntime", "onnx"
+    translator = litert_client.ONNXTranslator
