@@ -10,17 +10,16 @@ from typing import Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.interop.families.m2m100.family import LANGUAGE
-from tf_transformer.extensions.interop.families.m2m100.tokenizer import IDS, M2M100Tokenizer
+from tf_transformer.extensions.interop.families.m2m100.tokenizer import M2M100Tokenizer
 from tf_transformer.extensions.interop.families.marian.tokenizer import CODE, SOURCE_VOCABULARY, MarianTokenizer
-from tf_transformer.extensions.interop.families.pieces import ADDED, VOCABULARY, PieceTokenizer, archive_of, with_pieces
-from tf_transformer.extensions.interop.trimming import Row, check_weights, with_rows
+from tf_transformer.extensions.interop.families.pieces import VOCABULARY, PieceTokenizer, with_pieces
+from tf_transformer.extensions.interop.trimming import Order, Row, check_weights, renumbered, with_rows
 from tf_transformer.models.weights import adapters
 from tf_transformer.tokenizers.languages import check_language
 from tf_transformer.tokenizers.piece_engine import engine_of
 from tf_transformer.tokenizers.tokenizer import UNKNOWN_ID, Tokenizer, check_symbols
 from tf_transformer.utils.values import shown
 
-Order = list[int | str]  # old ids and new tokens by new id
 M2M100_CODE = re.compile(r"[a-z]{2,3}([_-]\w+)?")
 
 
@@ -86,8 +85,7 @@ def _extended(translator: Any, relatives: Mapping[str, str | None], code: str = 
         name: [(item,) if isinstance(item, int) else _row(old, *sides[name], item, relatives[item]) for item in order]
         for name, order in orders.items()
     }
-    pieces, target = {name: side[0] for name, side in sides.items()}, rows[VOCABULARY]
-    return with_rows(translator, _tokenizer(old, pieces, orders, code), rows.get(SOURCE_VOCABULARY, target), target)
+    return with_rows(translator, _tokenizer(old, orders, code), rows)
 
 
 def _order(old: Tokenizer, pieces: list[str], tokens: Iterable[str]) -> Order:
@@ -108,29 +106,20 @@ def _row(old: Tokenizer, pieces: list[str], encode: Any, token: str, like: str |
     return tuple(split or {*range(old.first_piece, len(pieces))} - {*silent})
 
 
-def _tokenizer(old: Tokenizer, pieces: Mapping[str, list[str]], orders: Mapping[str, Order], code: str) -> Tokenizer:
-    """Returns a tokenizer with new tokens. `pieces` are the old ones."""
+def _tokenizer(old: Tokenizer, orders: Mapping[str, Order], code: str) -> Tokenizer:
+    """Returns a tokenizer with new tokens."""
     new = [*dict.fromkeys(item for order in orders.values() for item in order if isinstance(item, str))]
     if not isinstance(old, PieceTokenizer):
         return type(old)(with_pieces(old.model, new=new))
-    contents: dict[str, Any] = dict(old.contents)
-    for name, order in orders.items():
-        contents[name] = [pieces[name][item] if isinstance(item, int) else item for item in order]
+    files = dict[str, bytes]()
     for name, model in old.files.items():
         engine = engine_of(model)
         # SentencePiece joins letters to words. Longer tokens are matched before it, as in `transformers`.
         letters = [token for token in new if len(token) == 1 and engine.piece_to_id(token) == engine.unk_id()]
-        contents[name] = with_pieces(model, new=letters)
+        files[name] = with_pieces(model, new=letters)
     is_code = re.compile(CODE if isinstance(old, MarianTokenizer) else "$").fullmatch
     others = [token for token in new if len(token) > 1 and not is_code(token)]
-    if isinstance(old, M2M100Tokenizer):
-        ids = {item: id for id, item in enumerate(orders[VOCABULARY])}
-        codes = {name: ids[id] for name, id in old.language_ids.items()}
-        silent = [ids[id] for id in old.description["silent"]]
-        if code:
-            codes[code] = ids[others.pop()]
-            silent.append(codes[code])
-        contents[IDS] = {**old.description, "ids": codes, "silent": silent}
-    if others:
-        contents[ADDED] = {**old.added, **dict.fromkeys(others, False)}
-    return type(old)(archive_of(contents))
+    languages: dict[str, int | str] = dict(old.language_ids)
+    if code:
+        languages[code] = others.pop()
+    return renumbered(old, orders, files, languages, others)

@@ -8,9 +8,8 @@ import collections
 import dataclasses
 import functools
 import itertools
-import json
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -19,12 +18,13 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.interop.families.m2m100.tokenizer import IDS, M2M100Tokenizer
 from tf_transformer.extensions.interop.families.marian.tokenizer import SOURCE_VOCABULARY
-from tf_transformer.extensions.interop.families.pieces import VOCABULARY, PieceTokenizer, archive_of, with_pieces
+from tf_transformer.extensions.interop.families.pieces import ADDED, VOCABULARY, PieceTokenizer, archive_of, with_pieces
 from tf_transformer.inference.rebuild import together
 from tf_transformer.tokenizers.languages import check_language
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, RESERVED, Tokenizer
 from tf_transformer.utils.values import shown
 
+Order = Sequence[int | str]  # old ids and new tokens by new id
 Row = tuple[int, ...]  # ids whose rows of an embedding table have the new row as their mean
 SHARE = 0.01  # A script with fewer letters than this share of the texts is not kept.
 
@@ -49,9 +49,13 @@ def trimmed(
         raise BadInput(f"scripts: expected names among {listed}, the scripts of the vocabulary, got {got}")
     for language in languages or ():
         check_language("languages", language, list(tokenizer.languages))
-    rows = _Rows(tokenizer, texts, chosen, languages)
-    source, target = ([(id,) for id in ids] for ids in (rows.source, rows.target))
-    return with_rows(translator, rows.tokenizer(), source, target)
+    ids = dict(tokenizer.language_ids)
+    if languages is not None and ids:
+        current = [language for language in tokenizer.current_languages() if isinstance(language, str)]
+        ids = {code: ids[code] for code in dict.fromkeys([*current, *languages])}
+    orders = _orders(tokenizer, texts, chosen, ids)
+    rows = {name: [(id,) for id in order] for name, order in orders.items()}
+    return with_rows(translator, _tokenizer(tokenizer, orders, ids), rows)
 
 
 def check_weights(translator: Any, action: str) -> None:
@@ -79,71 +83,74 @@ def _scripts(text: str) -> set[str]:
     return {_script(character) for character in text} - {""}
 
 
-class _Rows:
-    """Sorted ids to keep, of sources and of targets."""
+def _orders(
+    tokenizer: Tokenizer, texts: list[str], scripts: set[str], languages: Mapping[str, int]
+) -> dict[str, list[int]]:
+    """Returns the sorted ids to keep, for each file of a vocabulary. `languages` are those to keep."""
+    dropped = {*tokenizer.language_ids.values()} - {*languages.values()}
+    silent = getattr(tokenizer, "description", {"silent": []})["silent"]
+    # The first ids are control tokens, added strings and bytes.
+    always = {*range(max(FIRST_ID, tokenizer.first_piece)), *languages.values(), *silent} - dropped
 
-    def __init__(
-        self, tokenizer: Tokenizer, texts: list[str], scripts: set[str], languages: Sequence[str] | None
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._ids = dict(tokenizer.language_ids)
-        if languages is not None and self._ids:
-            current = [language for language in tokenizer.current_languages() if isinstance(language, str)]
-            self._ids = {code: self._ids[code] for code in dict.fromkeys([*current, *languages])}
-        dropped = {*tokenizer.language_ids.values()} - {*self._ids.values()}
-        description = getattr(tokenizer, "description", {"silent": []})
-        # The first ids are control tokens, added strings and bytes.
-        always = {*range(max(FIRST_ID, tokenizer.first_piece)), *self._ids.values(), *description["silent"]} - dropped
+    def kept(pieces: list[str], rows: list[list[int]]) -> list[int]:
+        used = {*itertools.chain(*rows)} | {pieces.index(token) for token in tokenizer.added}
+        foreign = [pieces[id] for id in used - always if not _scripts(pieces[id]) <= scripts]
+        # SentencePiece makes a piece from its parts.
+        parts = {piece[i:j] for piece in foreign for i, j in itertools.combinations(range(len(piece) + 1), 2)}
+        return [
+            id
+            for id, piece in enumerate(pieces)
+            if id in always
+            or id in used
+            or piece in parts
+            or RESERVED.fullmatch(piece)
+            or (id not in dropped and _scripts(piece) <= scripts)
+        ]
 
-        def kept(pieces: list[str], rows: list[list[int]]) -> list[int]:
-            used = {*itertools.chain(*rows)} | {pieces.index(token) for token in tokenizer.added}
-            foreign = [pieces[id] for id in used - always if not _scripts(pieces[id]) <= scripts]
-            # SentencePiece makes a piece from its parts.
-            parts = {piece[i:j] for piece in foreign for i, j in itertools.combinations(range(len(piece) + 1), 2)}
-            return [
-                id
-                for id, piece in enumerate(pieces)
-                if id in always
-                or id in used
-                or piece in parts
-                or RESERVED.fullmatch(piece)
-                or (id not in dropped and _scripts(piece) <= scripts)
-            ]
-
-        sources, targets = tokenizer.encode(texts), tokenizer.encode_target(texts)
-        every = range(tokenizer.vocab_size)
-        self._separate = SOURCE_VOCABULARY in getattr(tokenizer, "contents", {})
-        if self._separate:
-            source_pieces = json.loads(tokenizer.contents[SOURCE_VOCABULARY])  # type: ignore[attr-defined]
-            self.source, self.target = kept(source_pieces, sources), kept(tokenizer.tokens(every), targets)
-        else:
-            self.source = self.target = kept(tokenizer.tokens(every), sources + targets)
-
-    def tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer with these ids, numbered from 0."""
-        old = self._tokenizer
-        if not isinstance(old, PieceTokenizer):
-            kept = {*self.target}
-            return type(old)(with_pieces(old.model, lambda id, piece: id in kept))
-        contents: dict[str, Any] = dict(old.contents)
-        target = old.tokens(self.target)
-        source = old.source_tokens(self.source)
-        contents[VOCABULARY] = target
-        if self._separate:
-            contents[SOURCE_VOCABULARY] = source
-        names = {*source, *target}
-        for name in old.files:
-            contents[name] = with_pieces(old.files[name], lambda _, piece: piece in names)
-        if isinstance(old, M2M100Tokenizer):
-            new = {id: i for i, id in enumerate(self.target)}
-            ids = {code: new[id] for code, id in self._ids.items()}
-            silent = [new[id] for id in old.description["silent"] if id in new]
-            contents[IDS] = {**old.description, "ids": ids, "silent": silent}
-        return type(old)(archive_of(contents))
+    sources, targets = tokenizer.encode(texts), tokenizer.encode_target(texts)
+    pieces = tokenizer.tokens(range(tokenizer.vocab_size))
+    if SOURCE_VOCABULARY in getattr(tokenizer, "contents", {}):
+        source_pieces: list[str] = tokenizer.source.pieces  # type: ignore[attr-defined]
+        return {VOCABULARY: kept(pieces, targets), SOURCE_VOCABULARY: kept(source_pieces, sources)}
+    return {VOCABULARY: kept(pieces, sources + targets)}
 
 
-def with_rows(translator: Any, tokenizer: Tokenizer, source: Sequence[Row], target: Sequence[Row]) -> Any:
+def _tokenizer(old: Tokenizer, orders: Mapping[str, list[int]], languages: Mapping[str, int]) -> Tokenizer:
+    """Returns a tokenizer with these ids, numbered from 0."""
+    if not isinstance(old, PieceTokenizer):
+        kept = {*orders[VOCABULARY]}
+        return type(old)(with_pieces(old.model, lambda id, _: id in kept))
+    names = {*old.source_tokens(orders.get(SOURCE_VOCABULARY, ())), *old.tokens(orders[VOCABULARY])}
+    files = {name: with_pieces(model, lambda _, piece: piece in names) for name, model in old.files.items()}
+    return renumbered(old, orders, files, languages)
+
+
+def renumbered(
+    old: PieceTokenizer,
+    orders: Mapping[str, Order],
+    files: Mapping[str, bytes],
+    languages: Mapping[str, int | str],
+    added: Sequence[str] = (),
+) -> PieceTokenizer:
+    """Returns a tokenizer with vocabularies in these orders, SentencePiece models in `files`, and `added` tokens."""
+    contents: dict[str, Any] = {**old.contents, **files}
+    for name, order in orders.items():
+        pieces = (old.source if name == SOURCE_VOCABULARY else old.target).pieces
+        contents[name] = [pieces[item] if isinstance(item, int) else item for item in order]
+    if isinstance(old, M2M100Tokenizer):
+        ids = {item: id for id, item in enumerate(orders[VOCABULARY])}
+        silent = [*old.description["silent"], *(item for item in languages.values() if isinstance(item, str))]
+        codes = {code: ids[item] for code, item in languages.items()}
+        contents[IDS] = {**old.description, "ids": codes, "silent": [ids[item] for item in silent if item in ids]}
+    if added:
+        contents[ADDED] = {**old.added, **dict.fromkeys(added, False)}
+    return type(old)(archive_of(contents))
+
+
+def with_rows(translator: Any, tokenizer: Tokenizer, rows: Mapping[str, Sequence[Row]]) -> Any:
     """Returns a copy of a translator for another tokenizer. Each row of its embedding tables is a mean of old rows."""
+    target = rows[VOCABULARY]
+    source = rows.get(SOURCE_VOCABULARY, target)
 
     def changed(model: Any) -> Any:
         model = model.merged()
@@ -155,11 +162,11 @@ def with_rows(translator: Any, tokenizer: Tokenizer, source: Sequence[Row], targ
         for new, old in zip(new_model.weights, model.weights, strict=True):
             value = keras.ops.convert_to_numpy(old)
             if tuple(new.shape) != value.shape:
-                rows = source if "source_embedding" in old.path else target
-                means = {row: value[[*row]].astype("float32").mean(axis=0) for row in {*rows} if len(row) > 1}
-                value = np.take(value, [row[0] for row in rows], axis=0)
-                for id in (id for id, row in enumerate(rows) if row in means):
-                    value[id] = means[rows[id]]
+                order = source if "source_embedding" in old.path else target
+                means = {row: value[[*row]].astype("float32").mean(axis=0) for row in {*order} if len(row) > 1}
+                value = np.take(value, [row[0] for row in order], axis=0)
+                for id in (id for id, row in enumerate(order) if row in means):
+                    value[id] = means[order[id]]
             new.assign(value)
         return new_model
 
