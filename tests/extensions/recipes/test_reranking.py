@@ -12,7 +12,6 @@ from tf_transformer.extensions.recipes import closest, mbr, rerank, reverse_scor
 from tf_transformer.inference.engine import Hypothesis, TranslationResult
 from tf_transformer.tokenizers.tokenizer import EOS_ID
 
-
 RESULT = TranslationResult("a", (Hypothesis("b", 0.0, -1.0, True, 1),), 1, False)
 
 
@@ -93,9 +92,9 @@ def test_bad_input(translator, lite):
         (lambda: closest([["a"], ["b"]], ["a"]), "^references: expected as many as texts, 2, got 1"),
         (lambda: closest([["a"]], ["a", "b"]), "^references: expected as many as texts, 1, got 2"),
         (lambda: rerank([TranslationResult("a", (Hypothesis("b", 0.0),), 1, False)], [[0]]), "^results: expected .* n"),
-        (lambda: mbr([["a", "b"]], lambda *_: [1.0, 2, float("nan"), 1]), "^metric: .* got NaN for 'b'. Return a number"),
+        (lambda: mbr([["a", "b"]], lambda *_: [1, 2, np.nan, 1]), "^metric: expected scores, got NaN for 'b'. Return"),
         (lambda: closest([["a", "b"]], ["c"], lambda *_: [np.nan, 1]), "^metric: expected scores, got NaN for 'a'"),
-        (lambda: rerank([RESULT], [[np.nan]]), "^reverse: expected a log-probability for each output, got nan for 'b'$"),
+        (lambda: rerank([RESULT], [[np.nan]]), "^reverse: expected a log-probability .* output, got nan for 'b'$"),
         (lambda: rerank([], [], 1.5), "^weight: expected 0 to 1, got 1.5"),
         (lambda: reverse_scores([], tt.load(lite)), "^reverse: expected a Translator or .*SavedModel, got LiteRT"),
         (lambda: reverse_scores([], translator, source_language="de"), "^source_language: expected none"),
