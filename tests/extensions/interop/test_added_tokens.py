@@ -151,15 +151,6 @@ def test_a_checkpoint_keeps_added_tokens(family, with_names, tmp_path):
     assert [again.tokens(row) for row in ids] == [translator.tokenizer.tokens(row) for row in ids]
 
 
-@pytest.mark.slow
-def test_a_savedmodel_keeps_added_tokens(with_names, tmp_path):
-    folder, _ = with_names("m2m100", CONFIG, False)
-    translator = tt.Translator.from_pretrained(folder, beam_size=1, **languages("en", "de"))
-    translator.save(tmp_path / "saved/1")
-    assert tt.load(tmp_path / "saved")(SENTENCES) == translator(SENTENCES)
-    assert [*tt.Translator.from_pretrained(tmp_path / "saved").tokenizer.added] == NAMES
-
-
 @pytest.mark.parametrize("family", ["m2m100", "marian", "nllb"])
 def test_checkpoints_that_transformers_extended(family, tmp_path):
     """extended.zip has what transformers 5.24 (M2M100, MarianMT) and 4.57 (NLLB-200) wrote after `add_tokens` and

@@ -151,19 +151,6 @@ def test_outputs_and_log_probabilities_agree(name, both_of, corpus, beam_size):
     assert len(lengths) > 0.9 * SENTENCES and len(set(lengths)) >= 4, lengths  # The models are worth comparing.
 
 
-@pytest.mark.slow
-def test_outputs_of_a_minimum_length_agree(both_of, corpus):
-    """CTranslate2 does not count EOS, and renormalizes the probabilities without it, so the search is greedy."""
-    both = both_of("sinusoidal")
-    source, length, _ = both.ours.source(tf.constant(corpus[0]))
-    ours = both.ours.search(source, length, beam_size=1, min_length=7, max_length=LONGEST)
-    lengths = {"min_decoding_length": 6, "max_decoding_length": LONGEST}
-    theirs = both.theirs.translate_batch(both.split(corpus[0]), beam_size=1, return_end_token=True, **lengths)
-    for ids, length, result in zip(ours.ids.numpy(), ours.lengths.numpy(), theirs, strict=True):
-        assert ids[0, : length[0]].tolist() == both.pieces.piece_to_id(result.hypotheses[0])
-    assert ours.lengths.numpy().min() == 7
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_scores_of_targets_agree(name, both_of, corpus):
     """The scores hardly depend on epsilon, which CTranslate2 sets to 1e-5 by default."""

@@ -19,7 +19,7 @@ import sentencepiece
 import tensorflow as tf
 from checkpoints import M2M100
 from conftest import TEXTS
-from exported import LONG, MARIAN, agree, checkpoint, hostile_texts, sentences, trained
+from exported import MARIAN, checkpoint, hostile_texts
 from programs import ROOT
 from test_marian_tokenizer import CODES
 
@@ -250,15 +250,3 @@ def test_lines_are_read_as_they_arrive():
     chunks = iter([b"a\n", b"b", b"c\r\nd\n\n", b"e\n", b"f"])
     lines = litert_client._lines(SimpleNamespace(read1=lambda size: next(chunks, b"")))
     assert list(lines) == [[b"a"], [b"bc\r", b"d", b""], [b"e"], [b"f"]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("patience, beam_size, min_length", [(np.inf, 2, 27), (1.0, 4, 0), (2.0, 1, 0)])
-def test_marian_with_other_searches(patience, beam_size, min_length, tmp_path):
-    """With two SentencePiece models and another order of ids. 27 tokens are more than short sources allow."""
-    rules = {"min_length": min_length, "no_repeat_ngram_size": 3}
-    translator = trained(patience=patience, beam_size=beam_size, **rules)
-    translator.save(tmp_path / "1", format="litert", max_length=31 + 50)
-    texts = [text for text in [*sentences(199), *LONG] if len(text) < 999]  # In hundreds of steps, ties decide.
-    expected = translator.replace(length_penalty=1.0).n_best(texts, beam_size)
-    agree(expected, tmp_path / "1", texts, beam_size, fresh=31, length_penalty=1.0)

@@ -11,7 +11,6 @@ import shutil
 import sys
 from types import SimpleNamespace
 
-import keras
 import numpy as np
 import pytest
 import sentencepiece
@@ -181,21 +180,6 @@ def test_a_run_s_export_has_the_languages_of_training(translator, tmp_path, monk
     marian = tt.Translator.from_pretrained(MARIAN)
     assert publishing.language_facts(marian, corpus.languages) == languages("english", "fr")
     assert publishing.language_facts(marian, None) == {}
-
-
-@pytest.mark.slow
-def test_fit_trains_with_the_language_first(translator):
-    """Targets start with their language, like the labels of `transformers`."""
-    pairs = list(zip(EXPECTED["en-de"]["sentences"], EXPECTED["en-de"]["beam"], strict=True))
-    batches = tt.data.token_batches(pairs, translator.tokenizer, batch_tokens=300, max_length=40, repeat=True)
-    (source, target_in), target_out = next(iter(batches))
-    code = translator.tokenizer.start(1).numpy()[0]
-    assert np.all(array(target_in)[:, :2] == code) and np.all(array(target_out)[:, 0] == code[1])
-    assert np.all(array(source)[:, 0] == translator.tokenizer.tokenize(["x"]).to_list()[0][0])
-    model = tt.Translator.from_pretrained(TRAINED).model
-    model.compile(keras.optimizers.Adam(1e-3), loss=tt.SmoothedCrossEntropy(0.1))
-    history = model.fit(batches, steps_per_epoch=4, epochs=2, verbose=0).history
-    assert history["loss"][1] < history["loss"][0] < 4
 
 
 @pytest.fixture(scope="module")
