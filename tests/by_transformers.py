@@ -2,8 +2,9 @@
 
     python tests/by_transformers.py FOLDER < request.json > response.json
 
-The request has texts, beams, extra (maximum tokens of an output beyond its source) and, of a model of several
-languages, the names of source and target and the target's token.
+The request has texts, beams, extra (maximum tokens of an output beyond its source), split (whether special and added
+tokens in texts are plain text) and, of a model of several languages, the names of source and target and the target's
+token.
 """
 
 import json
@@ -14,9 +15,9 @@ import warnings
 from pathlib import Path
 
 
-def asked(folder, texts, beams, extra, languages=None):
+def asked(folder, texts, beams, extra, languages=None, split=True):
     """Returns the subwords of each text with EOS, and the texts and log-probabilities of the best outputs."""
-    request = {"texts": texts, "beams": beams, "extra": extra, "languages": languages}
+    request = {"texts": texts, "beams": beams, "extra": extra, "languages": languages, "split": split}
     command = [sys.executable, __file__, str(folder)]
     environment = os.environ | {"TEMPORARILY_DISABLE_PROTOBUF_VERSION_CHECK": "true"}  # TensorFlow's protobuf
     done = subprocess.run(command, input=json.dumps(request).encode(), capture_output=True, env=environment)
@@ -34,7 +35,7 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
     folder, request = Path(sys.argv[1]), json.load(sys.stdin)
-    tokenizer_options, search, codes = {"split_special_tokens": True}, {}, 0
+    tokenizer_options, search, codes = {"split_special_tokens": request["split"]}, {}, 0
     if request["languages"]:
         source, target, token = request["languages"]
         tokenizer_options |= {"src_lang": source, "tgt_lang": target}
@@ -47,7 +48,7 @@ def main() -> None:
         names = {id: piece for piece, id in tokenizer.encoder.items()}
     result = {"pieces": [], "texts": [], "log_probs": []}
     for text in request["texts"]:
-        batch = tokenizer([text], return_tensors="pt", split_special_tokens=True)
+        batch = tokenizer([text], return_tensors="pt", split_special_tokens=request["split"])
         ids = batch["input_ids"][0].tolist()
         result["pieces"].append([names[id] if names else tokenizer.convert_ids_to_tokens(id) for id in ids])
         length = batch["input_ids"].shape[1] - 1 - codes + request["extra"]

@@ -379,7 +379,8 @@ def transformers(path, texts):
         languages = ["eng_Latn", "deu_Latn", "deu_Latn"]
     elif "M2M100Tokenizer" in config:
         languages = ["en", "de", "__de__"]
-    _, outputs, _ = asked(path, texts, 1, SEARCH_OPTIONS["extra_length"].default, languages)
+    split = "<term>" not in config  # Splitting would include added tokens.
+    _, outputs, _ = asked(path, texts, 1, SEARCH_OPTIONS["extra_length"].default, languages, split)
     wordless = re.compile(r"(>>.*?<<)?\s*")
     return ["" if wordless.fullmatch(text) else output for text, output in zip(texts, outputs, strict=True)]
 
