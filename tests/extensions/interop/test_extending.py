@@ -96,7 +96,7 @@ def test_a_language_begins_as_its_relative(many):
     assert tokenizer.tokens(row) == ["__mic__", "▁", "犬", "ど", "も"] and tokenizer.decode([row]) == ["犬ども"]
 
 
-@pytest.mark.program
+@pytest.mark.slow
 def test_a_run_begins_with_it_and_an_ensemble_takes_its_languages(many, text, unscored, tmp_path):
     start = many.with_language("mic", like="de").with_tokens(["<term>"]).replace(target_language="mic")
     corpus = tt.TextCorpus(train=(text / "train.en", text / "train.de"), dev=(text / "dev.en", text / "dev.de"))
