@@ -43,6 +43,7 @@ OVERTAKEN = """(async () => {
 })()"""
 REPEATED = " ".join(letter * count for letter in "abcdefghijklmnopqrstuvwxyz" for count in (3, 5))
 CODES = [">>de<< The red door.", ">>xx<<>>de<< The", "__de__ The", "<2de> The <2fr>door<2fr>s", "<2fr>x", "<mask>"]
+CODES += ["x <2fr>x  a+\u3000__mic__ 東"]
 
 
 def hostile_texts(count):

@@ -116,7 +116,8 @@ def test_the_client_spells_as_the_tokenizer(kind, translator, tmp_path):
     for name, content in (tokenizer.files | tokenizer.vocabularies).items():
         (tmp_path / name).write_bytes(content)
     client = (litert_client._SentencePiece if kind == "ours" else litert_client._Pieces)(tmp_path)
-    texts = [*TEXTS, *CODES, "__de__ <mask>", "<0x41>", *ADDED, "".join(ADDED), ".+".join(ADDED), *hostile_texts(30)]
+    joined = [mark.join(ADDED) for mark in ("", ".+", " \t")]
+    texts = [*TEXTS, *CODES, "__de__ <mask>", "<0x41>", *ADDED, *joined, *hostile_texts(30)]
     texts = [text.encode() if isinstance(text, str) else text for text in texts]
     expected = tokenizer.tokenize(tf.constant(texts)).to_list()
     assert [client.encode(litert_client._text(text)) for text in texts] == [
