@@ -44,7 +44,6 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
     "extensions.sources": ("data", "tokenizers"),
     "extensions.text_models": ("decoding", "inference", "layers", "serving", "tokenizers"),
     "extensions.words": ("inference",),
-    "extensions.words": ("inference",),
 }
 # Modules that import TensorFlow at once. They are loaded only on it.
 ON_TENSORFLOW = ["decoding.growing", "models.training_step", "inference.savedmodel", "extensions.parsing.in_graph"]
@@ -89,7 +88,7 @@ def subpackage_of(module):
 
 
 def test_a_subpackage_imports_those_of_its_row():
-    """No core subpackage imports an extension, and no extension another one, except Beam, documents, recipes and the server."""
+    """No core subpackage imports an extension. Few extensions import another one."""
     used = {subpackage: set() for subpackage in SUBPACKAGES}
     for name, tree in modules():
         subpackage = subpackage_of(name)
