@@ -17,7 +17,7 @@ DISAGREE = ("A_h1", "C_N8", "D_drop2", "E_learned", "big")  # rows that disagree
 RATES = (0.001, 0.002, 0.004)  # peaks of the learning rate among which each kind of model is tuned
 LSTM: dict[str, Any] = {"num_layers": 2, "num_heads": 1}
 CONV: dict[str, Any] = {"num_layers": 4, "num_heads": 1, "positions": "learned"}
-WIDTHS = {"small": (64, 84, 72), "medium": (128, 180, 150), "large": (192, 278, 228)}  # equal numbers of parameters
+WIDTHS = {"small": (64, 84, 72), "medium": (96, 132, 110), "large": (128, 180, 150)}  # equal numbers of parameters
 SIZES = {
     size: {
         "transformer": {"d_model": d, "d_ff": 4 * d},
@@ -83,20 +83,20 @@ def tuned(kind: str, lines: list[Line]) -> dict[str, Any]:
 def experiments(lines: list[Line]) -> dict[str, Groups]:
     """Returns the experiments, the cheapest first, and tuning before those that need it."""
     rates = [(name, rate) for name in ("dropout", "label_smoothing") for rate in (0.0, 0.2)]
-    parsers = {kind: {"config": config, "steps": 3_000, **tuned(kind, lines)} for kind, config in PARSERS.items()}
+    parsers = {kind: {"config": config, "steps": 1_500, **tuned(kind, lines)} for kind, config in PARSERS.items()}
     return {
         "decoding": {"one run": seeds(1, checkpoints=DECODED)},
         "positions": {
-            "sinusoids": seeds(2, words=12),
-            "learned": seeds(2, words=12, config=ROWS["E_learned"]),
-            "none": seeds(2, words=12, model="unordered"),
+            "sinusoids": seeds(1, words=12),
+            "learned": seeds(1, words=12, config=ROWS["E_learned"]),
+            "none": seeds(1, words=12, model="unordered"),
         },
         "warmup": {
             f"norm {'first' if config else 'after'}, {steps:,} steps": seeds(1, config=config, warmup=steps)
             for config in ({}, {"norm_first": True})
             for steps in (0, 100, 600, 4_000)
         },
-        "regularization": {"0.1": seeds(2)} | {f"{name} {rate}": seeds(2, config={name: rate}) for name, rate in rates},
+        "regularization": {"0.1": seeds(1)} | {f"{name} {rate}": seeds(1, config={name: rate}) for name, rate in rates},
         "tuning": tuning(),
         "parsing": {
             f"{kind}, {trees:,} trees": seeds(1, trees=trees, **({"model": kind} if kind == "pcfg" else parsers[kind]))
@@ -104,7 +104,7 @@ def experiments(lines: list[Line]) -> dict[str, Groups]:
             for kind in ("pcfg", *PARSERS)
         },
         "scaling": {
-            f"d_k {d_k}, {model}": seeds(2, model=kind, config={"num_heads": 2, "d_k": d_k})
+            f"d_k {d_k}, {model}": seeds(1, model=kind, config={"num_heads": 2, "d_k": d_k})
             for d_k in (16, 64, 256)
             for model, kind in (("scaled", "transformer"), ("unscaled", "unscaled"))
         },
