@@ -54,7 +54,7 @@ def run_command(line):
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(name, marks=getattr(pytest.mark, "program" if name == "production" else "slow")) for name in PAGES],
+    [pytest.param(name, marks=getattr(pytest.mark, "slow" if name == "distillation" else "program")) for name in PAGES],
 )
 def test_the_commands_of_a_page_run_as_written(page, folder):
     script = "\n".join(pages.blocks(f"docs/guides/{page}.md", "sh"))
