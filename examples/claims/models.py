@@ -24,6 +24,7 @@ Scored = tuple[Any, Any]  # outputs [B, T, d], and the weights of their attentio
 Training = bool | None
 WIDTH = 3  # of ConvS2S's kernels
 HALF = 0.5**0.5  # factor of a sum of two terms, which keeps its variance
+INITIAL = 0.1  # standard deviation of ConvS2S's embeddings. Larger ones saturate its attention, which has no scaling.
 
 
 class WithoutPositions(PositionalEmbedding):
@@ -195,13 +196,14 @@ class Convolutional(Baseline):
     def memory(self, x: Tensor, mask: Tensor, training: Training) -> Any:
         """Returns keys and values of the decoder's attention [B, S, 2 d]."""
         is_token = ops.cast(mask, "float32")[:, :, None]
-        embedded = x = x * is_token
+        embedded = x = INITIAL * x * is_token
         for layer in self.encoder:
             x = HALF * (x + layer(x, training=training)) * is_token
         return ops.concatenate([x, HALF * (x + embedded)], -1)
 
     def outputs(self, x: Tensor, memory: Tensor, memory_mask: Tensor, training: Training) -> Scored:
-        embedded, (key, value) = x, ops.split(memory, 2, axis=-1)
+        embedded = x = INITIAL * x
+        key, value = ops.split(memory, 2, axis=-1)
         # Keeps the variance of a mean over the source's tokens.
         scale = ops.sqrt(ops.sum(ops.cast(memory_mask, "float32"), axis=1))[:, None, None]
         for layer, query, context in zip(self.decoder, self.queries, self.contexts, strict=True):
