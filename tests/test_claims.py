@@ -216,6 +216,7 @@ def test_verdicts_are_those_of_intervals(monkeypatch):
     lines = [line_of(trial, 30.0, list(row)) for trial, row in zip(groups["0.1"], samples, strict=True)]
     assert "**Not run yet.**" in page.render("regularization", lines)
     lines += [line_of(trial, 28.0, list(row - 2)) for trial, row in zip(groups["dropout 0.0"], samples, strict=True)]
+    assert "**Run in part.**" in page.render("regularization", lines)
     lines += [line_of(groups["label_smoothing 0.0"][0], 29.0, list(samples[0] + 3))]
     text = page.render("regularization", lines)
     assert "**Does not hold at this size.**" in text
