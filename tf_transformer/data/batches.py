@@ -221,7 +221,7 @@ class Block:
 
 
 class TokenizedSource(abc.ABC):
-    """A training set in blocks of ids, such as prepared records. A `Corpus` trains on it as on a `Source`.
+    """A tokenized training set, such as prepared records. `Corpus` accepts it in place of a `Source`.
 
     Attributes:
         tokenizer: Tokenizer that made the ids.

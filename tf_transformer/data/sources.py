@@ -1,4 +1,4 @@
-"""Sources of pairs: text files, lists, and what is left of a source without a dev set.
+"""Sources of pairs: text files, lists, and a source without the dev set that is held out of it.
 
 `tt.sources` has more: Parquet, TensorFlow Datasets, several sources together.
 """

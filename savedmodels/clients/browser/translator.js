@@ -39,8 +39,9 @@ class Pieces {
     const pieces = (separate ? read("source_vocabulary.json") : target).map((piece, id) => [piece, id])
     this.ids = new Map(pieces.filter(([piece, id]) => piece && id >= UNKNOWN))
     this.texts = target.map((piece, id) => id > UNKNOWN ? spelling(piece, speller) : new Uint8Array())
-    // The ids of the white space before a token, if it counts, and of the token.
-    this.tokens = new Map(Object.entries("tokens.json" in files ? read("tokens.json") : {}))
+    // The ids of the white space before a token, if it counts, and of the token. Earlier exports have only the latter.
+    const tokens = Object.entries("tokens.json" in files ? read("tokens.json") : {})
+    this.tokens = new Map(tokens.map(([token, ids]) => [token, [ids].flat()]))
     const known = new Set(speller.pieces.map(({text}) => text))
     const escaped = [...this.tokens.keys()].toSorted((a, b) => b.length - a.length).map(token => token.replace(/[^\p{L}\p{N}_]/gu, "\\$&"))
     this.added = new RegExp(escaped.length ? `(${escaped.join("|")})` : "$^", "s")

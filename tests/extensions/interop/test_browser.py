@@ -60,10 +60,10 @@ def sentences():
 def tokenizer_of(kind, sentences):
     if kind == "m2m100":
         return M2M100Checkpoint(M2M100).tokenizer()
-    if kind == "added":
+    if kind in ("added", "added earlier"):
         added = {"<2fr>": False, "<2fr>x": True, "東": False, "a+": True, "__mic__": True}
         contents = tt.Translator.from_pretrained(M2M100).with_tokens(added).tokenizer.contents
-        return M2M100Tokenizer(archive_of({**contents, ADDED: added}))
+        return M2M100Tokenizer(archive_of({**contents, ADDED: added if kind == "added" else list(added)}))
     if kind == "marian":
         return checkpoint_in(MARIAN).tokenizer()
     kind, normalization = kind.split()
@@ -72,11 +72,16 @@ def tokenizer_of(kind, sentences):
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="needs Node")
-@pytest.mark.parametrize("kind", ["bpe nmt_nfkc", "unigram nmt_nfkc", "bpe identity", "marian", "m2m100", "added"])
+@pytest.mark.parametrize(
+    "kind", ["bpe nmt_nfkc", "unigram nmt_nfkc", "bpe identity", "marian", "m2m100", "added", "added earlier"]
+)
 def test_its_tokenizer_is_sentencepiece(kind, sentences, tmp_path):
     tokenizer = tokenizer_of(kind, sentences)
     for name, content in (tokenizer.files | tokenizer.vocabularies).items():
         (tmp_path / name).write_bytes(content)
+    if kind == "added earlier":  # tokens.json had only the tokens' ids
+        tokens = json.loads(tokenizer.vocabularies[ADDED])
+        (tmp_path / ADDED).write_text(json.dumps({token: id for token, (id,) in tokens.items()}))
     ours = (litert_client._Pieces if tokenizer.vocabularies else litert_client._SentencePiece)(tmp_path)
     texts = [*hostile_texts(31), *sentences[:97]]
     outputs = np.random.default_rng(3).integers(0, tokenizer.vocab_size, (197, 7)).tolist()
@@ -86,6 +91,7 @@ def test_its_tokenizer_is_sentencepiece(kind, sentences, tmp_path):
     assert not done.returncode, done.stderr.decode()
     outputs_of_page = json.loads(done.stdout)
     assert outputs_of_page["ids"] == [ours.encode(text) for text in texts]
+    assert outputs_of_page["ids"] == getattr(tokenizer, "source", tokenizer).encode(texts)
     assert outputs_of_page["spelled"] == [ours.decode(ids) for ids in outputs]
 
 

@@ -221,7 +221,7 @@ def test_what_is_served_is_called_before():
 
 @pytest.mark.parametrize("kind", ["label", "labels"])
 def test_a_model_of_another_kind_has_its_signatures_only(kind, tmp_path):
-    """As TensorFlow runs them."""
+    """Their outputs are those of the graph in TensorFlow."""
     tokenizer = tt.Tokenizer.train_from_iterator(["Where is the red door?", "The old woman opens it."] * 53, 310)
     model = {"label": classifier, "labels": tagger}[kind](tokenizer.vocab_size)
     options = {"max_length": 19, "labels": ["a", "b", "c"], "by_word": kind == "labels"}
@@ -241,7 +241,7 @@ def test_a_model_of_another_kind_has_its_signatures_only(kind, tmp_path):
 
 
 def test_rows_that_run_in_parts_are_those_that_run_together(saved, monkeypatch):
-    """As TensorFlow runs them."""
+    """The graph in TensorFlow runs all rows together."""
     served, turns = ServedModel(saved), []
     inputs = {"text": tf.constant(["a", "The old woman opens the red door.", "n_best", "Two doors.", ""] * 3)}
     defaults = served.signatures["translate"].defaults

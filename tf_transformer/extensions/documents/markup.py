@@ -150,7 +150,7 @@ def read_html(document: str) -> Read:
             pieces += _texts(document[start:end], start, is_copied, is_pre, lambda name: html.unescape(name) != name)
             continue
         is_copied = False
-        if ruby >= 0 and name in RUBY:  # which may omit its end tag
+        if ruby >= 0 and name in RUBY:  # Its end tag is optional.
             pairs[ruby], ruby = len(pieces) - (kind == "open" or name != pieces[ruby].name), -1
         if before is None or after is None:
             pass
@@ -171,7 +171,7 @@ def read_html(document: str) -> Read:
 
 
 def _texts(text: str, start: int, copied: bool, is_pre: bool, is_known: Callable[[str], bool]) -> Iterator[Piece]:
-    """Yields a text as pieces of characters and of references that only the document's author knows."""
+    """Splits a text at its references to unknown entities, which are copied."""
     for part in filter(None, _REFERENCE.split(text)):
         kind = "entity" if _REFERENCE.fullmatch(part) and not is_known(part) else "text"
         yield Piece(kind, "", start, html.unescape(part), copied, is_pre)

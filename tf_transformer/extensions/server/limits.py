@@ -42,7 +42,7 @@ class Limits:
 
 
 class Rates:
-    """Requests of each client within a minute, after which all begin anew."""
+    """Requests of each client in the current minute."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._lock, self._end, self._counts = limit, threading.Lock(), 0.0, Counter[str]()

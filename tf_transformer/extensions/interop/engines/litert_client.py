@@ -433,8 +433,9 @@ class _Pieces:
         self._ids = {piece: id for id, piece in enumerate(sources) if piece and id >= self.UNKNOWN}
         speller = target if file.is_file() else self._engine
         self._texts = [b"" if id <= self.UNKNOWN else spelling(piece, speller) for id, piece in enumerate(pieces)]
-        # Ids of the white space before a token, if it counts, and of the token.
-        self._tokens = _json(folder / "tokens.json") if (folder / "tokens.json").is_file() else {}
+        # Ids of the white space before a token, if it counts, and of the token. Earlier exports have only the latter.
+        tokens = _json(folder / "tokens.json") if (folder / "tokens.json").is_file() else {}
+        self._tokens = {token: ids if isinstance(ids, list) else [ids] for token, ids in tokens.items()}
         self._added = "|".join(map(re.escape, sorted(self._tokens, key=len, reverse=True)))
         for token, ids in self._tokens.items():
             if token in pieces and len(ids) == 1 and target.piece_to_id(token) == target.unk_id():

@@ -33,7 +33,7 @@ class PortableEngine(Engine):
         FileNotFoundError: If a file is missing.
     """
 
-    package: ClassVar[tuple[str, str]]  # that runs the export, and the extra that installs it
+    package: ClassVar[tuple[str, str]]  # the runtime, and the extra that installs it
     translator: Any  # class of `litert_client`
 
     @checked

@@ -144,6 +144,7 @@ class PieceTokenizer(Tokenizer):
             pieces = json.loads(self.contents[VOCABULARY])
             self.first_piece = FIRST_ID
             added = json.loads(self.contents.get(ADDED, b"{}"))
+            added = dict.fromkeys(added, False) if isinstance(added, list) else dict(added)  # a list in earlier files
             self.added = {str(token): bool(is_spaced) for token, is_spaced in added.items()}
             self.read(pieces)
             for token, is_spaced in self.added.items():

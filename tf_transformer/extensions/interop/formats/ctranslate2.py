@@ -50,7 +50,8 @@ def save(translator: TextModel, path: str | os.PathLike[str], quantization: Quan
         sp.decode(result[0].hypotheses[0])
 
     Tokens that were added to a pretrained model are in tokens.json. Split texts at them, the longest first, and pass
-    only what is between to SentencePiece. A token with two ids there has "▁" before it in place of white space.
+    only the text between them to SentencePiece. If tokens.json has two ids for a token, the first one, of "▁", replaces
+    the white space before it.
 
     For a model with learned positions, also pass `max_input_length` and `max_decoding_length` of at most its
     max_length: beyond it CTranslate2 raises RuntimeError.
