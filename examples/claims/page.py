@@ -86,16 +86,20 @@ def verdict(claim: str, by_label: dict[str, Result]) -> tuple[str, str]:
     return HOLDS if holds else FAILS, f"{a.value - b.value:+.2f} [{low:.2f}, {high:.2f}], "
 
 
+def verdicts(name: str, by_label: dict[str, Result]) -> tuple[str, dict[str, tuple[str, str]]]:
+    """Returns the outcome of an experiment, and the verdict on each of its claims."""
+    claims = {claim: verdict(claim, by_label) for claim in CLAIMS[name]}
+    states = [state for state, _ in claims.values()]
+    outcome = min(states, key=(NOT_RUN, FAILS, HOLDS).index, default="for the other experiments")
+    return PARTLY if outcome == NOT_RUN and {*states} != {NOT_RUN} else outcome, claims
+
+
 def render(name: str, lines: list[Line]) -> str:
     """Returns the verdicts, the table and the picture of an experiment in Markdown."""
     by_label, columns = results(name, lines), COLUMNS.get(name, ("perplexity",))
     if not by_label:
         return f"**{NOT_RUN.capitalize()}.**\n"
-    claims = {claim: verdict(claim, by_label) for claim in CLAIMS[name]}
-    states = [state for state, _ in claims.values()]
-    outcome = min(states, key=(NOT_RUN, FAILS, HOLDS).index, default="for the other experiments")
-    if outcome == NOT_RUN and {*states} != {NOT_RUN}:
-        outcome = PARTLY
+    outcome, claims = verdicts(name, by_label)
     text = f"**{outcome.capitalize()}.**\n\n"
     text += "".join(f"- {claim}: {difference}{state}\n" for claim, (state, difference) in claims.items())
     score = "F1" if name == "parsing" else "BLEU"
@@ -109,11 +113,23 @@ def render(name: str, lines: list[Line]) -> str:
     return f"{text}\n![{score} by trial](claims-{name}.png)\n"
 
 
+def summary(lines: list[Line]) -> str:
+    """Returns a table of the outcomes of all experiments that compare."""
+    text = "| experiment | outcome | comparisons that hold | that ran |\n| --- | --- | --- | --- |\n"
+    for name in filter(CLAIMS.get, sorted(NAMES)):
+        outcome, claims = verdicts(name, results(name, lines))
+        states = [state for state, _ in claims.values()]
+        ran = len(states) - states.count(NOT_RUN)
+        text += f"| `{name}` | {outcome} | {states.count(HOLDS)} | {ran} of {len(states)} |\n"
+    return text
+
+
 def rewritten(page: str, lines: list[Line]) -> str:
     """Returns the page with the results of these lines, each between a comment with its name and `<!-- end -->`."""
-    for name in NAMES:
+    for name in ("summary", *NAMES):
+        text = summary(lines) if name == "summary" else render(name, lines)
         head, rest = page.split(f"<!-- {name} -->\n")
-        page = f"{head}<!-- {name} -->\n{render(name, lines)}{rest[rest.index('<!-- end -->') :]}"
+        page = f"{head}<!-- {name} -->\n{text}{rest[rest.index('<!-- end -->') :]}"
     return page
 
 
