@@ -65,7 +65,7 @@ def same(path, one_device, tolerance=1e-5):
 TWO_REPLICAS = """
 import sys
 import keras, numpy, replicas, tensorflow as tf
-from tf_transformer.layers.dropout import Dropout
+from tf_transformer.layers.sublayers import Dropout
 
 replicas.save(sys.argv[1] + "/trained.npz", *replicas.train("cpu:2"))
 strategy, arrays = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), {}

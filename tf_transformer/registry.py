@@ -23,7 +23,7 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "savedmodel": "inference.loading:SAVED_MODEL",
         "litert": "extensions.interop.engines:LITERT",
         "onnx": "extensions.interop.engines:ONNX",
-        "run": "training.opening:RUN",
+        "run": "training.tasks:RUN",
         "checkpoint": "extensions.interop.families.hub:CHECKPOINT",
     },
     "formats": {

@@ -17,7 +17,7 @@ import numpy as np
 
 from tf_transformer import PRESETS, BadInput, TransformerConfig
 from tf_transformer.data.corpus import ToyCorpus
-from tf_transformer.data.pairs import Texts
+from tf_transformer.data.sources import Texts
 from tf_transformer.decoding.search_options import MOST_BEAMS, SEARCH_OPTIONS, of_request
 from tf_transformer.inference.loading import trained
 from tf_transformer.inference.translator import Translator

@@ -15,7 +15,7 @@ from tf_transformer import Transformer, TransformerConfig
 from tf_transformer.decoding.primitives import gather, sorted_top_k
 from tf_transformer.layers import DecoderCache, KeyValue, MultiHeadAttention, PositionalEmbedding
 from tf_transformer.layers.attention import attention
-from tf_transformer.layers.dropout import Dropout
+from tf_transformer.layers.sublayers import Dropout
 from tf_transformer.masks import padding_mask
 from tf_transformer.utils.type_names import Shape, Tensor
 from trainers.costs import forward_flops

@@ -11,7 +11,7 @@ import tensorflow as tf
 from examples.multi30k.corpus import translations_of
 from examples.multi30k.stages import StagedTrainer
 from tf_transformer import BadInput, distribution
-from tf_transformer.data.pairs import Source, lists_of
+from tf_transformer.data.sources import Source, lists_of
 from tf_transformer.data.text_files import check_text_pairs
 from tf_transformer.training.recipe import PAPER_STEPS
 from tf_transformer.training.run import Run

@@ -13,7 +13,7 @@ from tf_transformer.data import toy_corpus
 from tf_transformer.data.batches import Batches, Block, Ids, Order, bucket_bounds, metadata_of, tokenized
 from tf_transformer.data.corpus import Batching
 from tf_transformer.data.datasets import fed, text_pairs, token_batches
-from tf_transformer.data.pairs import MAX_LENGTH, encoder_of, rows_of
+from tf_transformer.data.sources import MAX_LENGTH, encoder_of, rows_of
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID
 
 PAIRS = 701

@@ -6,8 +6,7 @@ import random
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.data.pairs import Filter
-from tf_transformer.data.sources import HeldOut, MemorySource
+from tf_transformer.data.sources import Filter, HeldOut, MemorySource
 
 SOURCES = [f"text {number % 311}" for number in range(997)]  # each occurs three or four times
 TARGETS = [f"Text {number}" for number in range(997)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tf_transformer.config import BadInput
-from tf_transformer.decoding.logits import RULES
+from tf_transformer.decoding.beams import RULES
 from tf_transformer.decoding.search import OPTIONS
 from tf_transformer.decoding.search_options import LONGEST, SEARCH_OPTIONS, SearchOptions, of_request
 from tf_transformer.serving.contract import CONTRACT

@@ -7,7 +7,7 @@ from conftest import close
 from keras import ops
 from markov import ALPHAS, END, START, agree, random_models, search
 
-from tf_transformer.decoding.logits import Prefixes, begins_with, restricted
+from tf_transformer.decoding.beams import Prefixes, begins_with, restricted
 from tf_transformer.decoding.primitives import NEG_INF
 
 

@@ -6,7 +6,7 @@ import pytest
 from conftest import COMPILERS, array, close, normal, value_and_gradients
 from keras import ops
 
-from tf_transformer.layers.dropout import Dropout
+from tf_transformer.layers.sublayers import Dropout
 
 SHAPE = (37, 53, 22)
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")

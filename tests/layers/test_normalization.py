@@ -6,7 +6,7 @@ import pytest
 from conftest import COMPILERS, array, close, draw_weights, normal, value_and_gradients
 from keras import ops
 
-from tf_transformer.layers.normalization import LayerNormalization
+from tf_transformer.layers.sublayers import LayerNormalization
 
 EPSILON = 1e-6
 SHAPES = [(7, 11), (3, 5, 13), (1, 1, 3)]

@@ -22,8 +22,8 @@ import tf_transformer as tt
 from tf_transformer.data import toy_corpus
 from tf_transformer.extensions.interop.engines import litert_client
 from tf_transformer.inference.savedmodel import SavedModel
-from tf_transformer.tokenizers.piece_engine import MANY
 from tf_transformer.tokenizers.strings import truncate_in_graph, truncate_texts, valid, valid_text
+from tf_transformer.tokenizers.tokenizer import MANY
 
 PERSIAN = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"  # "I want": a zero width non-joiner stands inside
 CLEAN = [text for text in TEXTS if isinstance(text, str) and "\0" not in text]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.pairs import Encode, Row
+from tf_transformer.data.sources import Encode, Row
 from tf_transformer.masks import PAD_ID
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, Tokenizer
 from tf_transformer.utils.files import checksum, new_folder

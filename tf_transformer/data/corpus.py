@@ -15,8 +15,20 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.data import toy_corpus
 from tf_transformer.data.batches import Batches, Block, Ids, TokenizedSource, metadata_of, tokenized
-from tf_transformer.data.pairs import Filter, Languages, Source, Texts, lists_of, once, rows_of, texts_of
-from tf_transformer.data.sources import HeldOut, MemorySource, Share, TextSource
+from tf_transformer.data.sources import (
+    Filter,
+    HeldOut,
+    Languages,
+    MemorySource,
+    Share,
+    Source,
+    Texts,
+    TextSource,
+    lists_of,
+    once,
+    rows_of,
+    texts_of,
+)
 from tf_transformer.data.text_files import read_text_pairs
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import checksum, user_path

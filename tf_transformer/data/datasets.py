@@ -7,8 +7,7 @@ from typing import Any
 import keras
 
 from tf_transformer.data.batches import Batch, Batches, Block, batch_sizes, tokenized
-from tf_transformer.data.pairs import MAX_LENGTH, Text, encoder_of, rows_of
-from tf_transformer.data.sources import TextSource
+from tf_transformer.data.sources import MAX_LENGTH, Text, TextSource, encoder_of, rows_of
 from tf_transformer.data.text_files import Paths, check_text_pairs, file_pairs
 from tf_transformer.masks import PAD_ID
 from tf_transformer.tokenizers.tokenizer import Tokenizer

@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from keras import ops
 
-from tf_transformer.decoding.beams import BeamState, Finished, Hypotheses, Rows, Symbols, extend, penalty, results_of
-from tf_transformer.decoding.logits import RULES
+from tf_transformer.decoding.beams import (
+    RULES,
+    BeamState,
+    Finished,
+    Hypotheses,
+    Rows,
+    Symbols,
+    extend,
+    penalty,
+    results_of,
+)
 from tf_transformer.decoding.primitives import NEG_INF, AnyTensor, size
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS, Beams
 from tf_transformer.utils.lazy import lazily

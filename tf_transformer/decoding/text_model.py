@@ -11,11 +11,9 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.config import BadInput
-from tf_transformer.decoding.beams import Hypotheses, Symbols
-from tf_transformer.decoding.compiling import compiled
+from tf_transformer.decoding.beams import Hypotheses, Symbols, begins_with
 from tf_transformer.decoding.decoder import decoder_after, decoder_of
-from tf_transformer.decoding.logits import begins_with
-from tf_transformer.decoding.primitives import ON_TENSORFLOW
+from tf_transformer.decoding.primitives import ON_TENSORFLOW, compiled
 from tf_transformer.decoding.search import OPTIONS, Fixed, SearchProblem, beam_search, detailed_search
 from tf_transformer.decoding.search_options import Beams, translator_options
 from tf_transformer.masks import PAD_ID

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.inference.engine import UNUSED, Aligned, Engine, Hypothesis, Request, TranslationResult
-from tf_transformer.tokenizers.piece_engine import check_tensorflow_text
-from tf_transformer.tokenizers.strings import truncate_texts
+from tf_transformer.tokenizers.strings import check_tensorflow_text, truncate_texts
 from tf_transformer.utils.files import encoded, plainly_named
 from tf_transformer.utils.folders import saved_model_of
 from tf_transformer.utils.lazy import lazily

@@ -12,8 +12,7 @@ import numpy as np
 from keras import ops
 
 from tf_transformer import registry
-from tf_transformer.decoding.compiling import input_signature, rounded, width_of, with_rows
-from tf_transformer.decoding.primitives import ON_TENSORFLOW
+from tf_transformer.decoding.primitives import ON_TENSORFLOW, input_signature, rounded, width_of, with_rows
 from tf_transformer.decoding.search_options import MOST_BEAMS, SEARCH_OPTIONS
 from tf_transformer.decoding.text_model import TextModel, check_length, padded
 from tf_transformer.inference.engine import (

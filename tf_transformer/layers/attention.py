@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.layer import Layer, as_rows, dense, resolved_policy
+from tf_transformer.layers.sublayers import Dropout
 from tf_transformer.masks import as_key_mask, intersect
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import Count, Rate, checked

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from tf_transformer.layers.dropout import Dropout
 from tf_transformer.layers.layer import Layer, by_row, rank_of, resolved_policy
+from tf_transformer.layers.sublayers import Dropout
 from tf_transformer.masks import padding_mask
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import BadInput, Count, Natural, Rate, checked

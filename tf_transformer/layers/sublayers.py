@@ -5,11 +5,92 @@ from typing import Any
 import keras
 from keras import ops
 
-from tf_transformer.layers.dropout import Dropout
-from tf_transformer.layers.layer import Layer, by_row, dense, resolved_policy
-from tf_transformer.layers.normalization import LayerNormalization
+from tf_transformer.layers.layer import Layer, Rematerialized, by_row, dense, resolved_policy, traced_once
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import Count, Positive, Rate, checked
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class Dropout(Rematerialized, keras.layers.Dropout):
+    """Dropout with 16 random bits per component, so the rate is rounded to a multiple of 2^-16.
+
+    Keras's layer draws a float per component, which takes two to four times as long on a CPU. Its replicas of a
+    `tf.distribute` strategy also drop the same components, while each of these draws other numbers.
+    """
+
+    def call(self, inputs: Tensor, training: bool = False) -> Any:
+        if training and self.rate == 1:
+            return ops.zeros_like(inputs)  # Keras 3.12 raises for rate 1 on TensorFlow.
+        dropped = round(self.rate * 2**16)
+        width = inputs.shape[-1]
+        if not training or self.rate == 0 or self.noise_shape:
+            return super().call(inputs, training)
+        on_tensorflow = keras.backend.backend() == "tensorflow"
+        seed = _ReplicaSeed(self.seed_generator) if on_tensorflow else self.seed_generator
+        if not 0 < dropped < 2**16 or width is None or width % 2:
+            return keras.random.dropout(inputs, self.rate, seed=seed)
+        shape = (*ops.shape(inputs)[:-1], width // 2)
+        pairs = keras.random.randint(shape, -(2**31), 2**31 - 1, seed=seed)  # Two components' bits in each int32.
+        keep_mask = ops.cast(ops.view(pairs, "int16") >= dropped - 2**15, inputs.dtype)
+        return inputs * (keep_mask * ops.cast(2**16 / (2**16 - dropped), inputs.dtype))
+
+
+class _ReplicaSeed(keras.random.SeedGenerator):
+    """Seeds of another generator, whose state all replicas share, made different in each replica."""
+
+    def __init__(self, generator: keras.random.SeedGenerator) -> None:
+        self.generator = generator  # Without `super().__init__`, which would make another state.
+
+    def next(self, ordered: bool = True) -> Any:
+        from tf_transformer.distribution import replica
+
+        seed = self.generator.next(ordered)
+        return seed + ops.cast([replica(), 0], seed.dtype)
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
+class LayerNormalization(Rematerialized, keras.layers.LayerNormalization):
+    """Keras's layer over the last axis, in fewer passes on TensorFlow, which has no kernel for it."""
+
+    def call(self, inputs: Tensor, training: bool = False) -> Any:
+        if keras.backend.backend() != "tensorflow":
+            return super().call(inputs)
+        dtype = keras.backend.result_type(inputs.dtype, "float32")
+        x, gamma, beta = (ops.cast(ops.convert_to_tensor(x), dtype) for x in (inputs, self.gamma, self.beta))
+        if training:
+            output = _normalized(x, gamma, beta, ops.convert_to_tensor(self.epsilon, dtype))
+            # The function was traced for any shape of this rank. The reshape restores the static shape.
+            return ops.cast(ops.reshape(output, ops.shape(x)), self.compute_dtype)
+        unit, _ = _unit(x, self.epsilon)
+        return ops.cast(unit * gamma + beta, self.compute_dtype)
+
+
+def _mean(x: Tensor) -> Any:
+    return ops.mean(x, axis=-1, keepdims=True)
+
+
+def _unit(x: Tensor, epsilon: Tensor) -> tuple[Any, Any]:
+    """Returns x [..., d] with mean 0 and variance 1, and the inverse deviation [..., 1] that scaled it."""
+    centered = x - _mean(x)
+    inverse = ops.rsqrt(_mean(ops.square(centered)) + epsilon)
+    return centered * inverse, inverse
+
+
+@traced_once
+def _normalized(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: Tensor) -> Any:  # [..., d], [d], [d], []
+    @ops.custom_gradient
+    def normalized(x: Tensor, gamma: Tensor, beta: Tensor) -> Any:
+        unit, inverse = _unit(x, epsilon)
+
+        def gradient(upstream: Tensor) -> Any:
+            rows = tuple(range(len(x.shape) - 1))
+            of_unit = upstream * gamma
+            of_x = inverse * (of_unit - _mean(of_unit) - unit * _mean(of_unit * unit))
+            return of_x, ops.sum(upstream * unit, axis=rows), ops.sum(upstream, axis=rows)
+
+        return unit * gamma + beta, gradient
+
+    return normalized(x, gamma, beta)
 
 
 @keras.saving.register_keras_serializable("tf_transformer")

@@ -9,6 +9,7 @@ import numpy as np
 
 from tf_transformer.utils.files import encoded
 from tf_transformer.utils.lazy import lazily
+from tf_transformer.utils.terminal import quiet_import
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import MOST, BadInput
 
@@ -86,3 +87,15 @@ def truncate_texts(texts: Sequence[str | bytes], tokens: int) -> list[tuple[str 
             plain = SEPARATORS.sub(" ", valid(text)).encode()
             truncated.append((utf8(plain[:most]), len(plain) > most))
     return truncated
+
+
+def check_tensorflow_text() -> None:
+    """Imports tensorflow-text, whose operations this package's SavedModels need, or raises `BadInput`."""
+    try:
+        with quiet_import():
+            import tensorflow_text  # noqa: F401
+    except (ImportError, tf.errors.NotFoundError) as error:
+        reason, version = str(error).splitlines()[0], tf.__version__
+        minor = ".".join(version.split(".")[:2])
+        message = f"text: expected tensorflow-text {minor}, that of TensorFlow {version}: {reason}"
+        raise BadInput(message) from error

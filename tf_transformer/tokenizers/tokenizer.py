@@ -16,11 +16,11 @@ import sentencepiece
 
 from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
-from tf_transformer.tokenizers.piece_engine import durable_tokenizer, encoded_by, engine_of, threads_for
-from tf_transformer.tokenizers.strings import valid, valid_text
+from tf_transformer.tokenizers.strings import check_tensorflow_text, valid, valid_text
 from tf_transformer.utils.files import encoded, lines_of, new_file, user_path
 from tf_transformer.utils.lazy import Once, lazily
 from tf_transformer.utils.reading import read_bytes
+from tf_transformer.utils.terminal import quiet_stderr
 from tf_transformer.utils.type_names import Tensor, VocabularyKind
 from tf_transformer.utils.values import MOST, Count, between, checked, shown
 
@@ -34,6 +34,7 @@ EOS_ID = 2
 UNKNOWN_ID = 3
 FIRST_ID = 4  # the first control token or user-defined symbol, if any, otherwise the first byte
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity")
+MANY = 1_000  # texts that are worth several threads
 RESERVED = re.compile(r"<unk>|<s>|</s>|<pad>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
 
 
@@ -331,3 +332,46 @@ def check_symbols(strings: Iterable[str], name: str = "user_defined_symbols") ->
         if string in checked:
             raise BadInput(f"{name}: expected unique strings, got {shown(string)} twice")
         checked.add(string)
+
+
+def encoded_by(processor: sentencepiece.SentencePieceProcessor, texts: list[str], kind: type) -> Any:
+    return processor.encode(texts, out_type=kind, num_threads=threads_for(texts))
+
+
+def threads_for(texts: Sequence[Any]) -> int:
+    """Returns SentencePiece's number of threads, -1 for all cores. Starting threads takes longer than a few texts."""
+    return -1 if len(texts) >= MANY else 1
+
+
+def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    """Returns SentencePiece's tokenizer with a serialized model whose pieces are UTF-8, or raises `BadInput`."""
+    if hasattr(sentencepiece, "set_min_log_level"):
+        sentencepiece.set_min_log_level(1)  # hides warnings about models without normalization
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        if not processor.id_to_piece(list(range(processor.vocab_size()))):
+            raise ValueError("no pieces")
+    except (RuntimeError, ValueError) as error:
+        raise BadInput(f"expected a SentencePiece model, got {len(model)} other bytes") from error
+    return processor
+
+
+def durable_tokenizer(model: bytes, pieces: bool = False) -> Any:
+    """Returns a tensorflow-text tokenizer, which makes ids or `pieces`, of a serialized model."""
+    check_tensorflow_text()
+    import tensorflow_text
+    from tensorflow_text.python.ops.sentencepiece_tokenizer import gen_sentencepiece_tokenizer
+
+    # Without a `shared_name` the resource belongs to the eager kernel, which `tf.random.set_seed` and
+    # `keras.utils.set_random_seed` delete (tensorflow/text issues 570 and 802). The public class takes no
+    # name, so its resource is replaced.
+    name = "sentencepiece_" + hashlib.sha256(model).hexdigest()[:16]
+
+    def create() -> Any:
+        return gen_sentencepiece_tokenizer.sentencepiece_op(model=model, shared_name=name)
+
+    with quiet_stderr():  # hides warnings about models without normalization
+        tokenizer = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.string if pieces else tf.int32)
+        tokenizer._model_resource._create_resource = create
+        tokenizer._model_resource._resource_handle = create()
+    return tokenizer

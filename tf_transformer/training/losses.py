@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tf_transformer.layers.gradients import traced_once
+from tf_transformer.layers.layer import traced_once
 from tf_transformer.models.weights import check_finite
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.reading import with_new_names

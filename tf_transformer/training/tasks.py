@@ -2,19 +2,30 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tf_transformer import registry
 from tf_transformer.data import corpus
 from tf_transformer.data.corpus import Files
-from tf_transformer.data.pairs import Texts
+from tf_transformer.data.sources import Texts
 from tf_transformer.evaluation import bleu
 from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.inference.engine import Engine
+from tf_transformer.inference.openers import Opener
+from tf_transformer.inference.rebuild import Rebuilt, together
 from tf_transformer.inference.translator import Translator
+from tf_transformer.models.families import build_model, config_of, family_of_folder, load_tokenizer
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.training.callbacks import Translate
+from tf_transformer.training.losses import average_weights
+from tf_transformer.training.recipe import Recipe
+from tf_transformer.training.run import Run
+from tf_transformer.utils.files import user_path
+from tf_transformer.utils.folders import CTRANSLATE2, LITERT, ONNX, newest
+from tf_transformer.utils.reading import check_h5, made_of, reading
+from tf_transformer.utils.values import BadInput, Count, checked
 
 
 @dataclass(frozen=True)
@@ -52,3 +63,51 @@ TRANSLATION = Task(
 def task_of(kind: str) -> Task:
     """Returns the task of a kind of run. Raises `BadInput` if the kind is unknown."""
     return registry.find("tasks", kind)
+
+
+def is_run(path: str) -> bool:
+    """Returns whether a folder holds a run, rather than an export or a pretrained checkpoint."""
+    folder = user_path(path)
+    is_export = newest(folder, LITERT, ONNX, CTRANSLATE2)
+    return (folder / "config.json").is_file() and not is_export and family_of_folder(folder) is None
+
+
+@checked
+def from_runs(folders: list[str | Path], average_last: Count | None = None, step: Count | None = None) -> Rebuilt:
+    """Loads the average of a run's checkpoints, or that of a step, in float32. Several runs form an `Ensemble`.
+
+    Raises:
+        BadInput: If a folder holds no run or no such checkpoint, or runs differ in configuration or tokenizer.
+    """
+    runs = [Run(folder) for folder in folders]
+    models, tokenizers, settings = [], list[Tokenizer](), dict[str, Any]()
+    for run in runs:
+        settings = run.settings()
+        weights = run.weights(average_last or made_of(Recipe, settings["recipe"]).averaged, step)
+        if not weights:
+            raise BadInput(f"{run.path}: expected checkpoints, found none in {run.path / 'checkpoints'}")
+        expected = "checkpoints of the model in config.json"
+        with reading(run.path, expected):
+            config = config_of(settings["model"])
+            for file in weights:
+                check_h5(file)
+                config.check_stored(file.stat().st_size)
+        models.append(build_model(config, "float32"))
+        with reading(run.path, expected):
+            average_weights(models[-1], weights)
+        tokenizers.append(load_tokenizer(run.path / "tokenizer.model"))
+    if not all(map(tokenizers[0].shares_vocabulary, tokenizers)):
+        raise BadInput(f"expected runs with one tokenizer, got {' '.join(str(run.path) for run in runs)} with several")
+    start = settings.get("start")
+    # The step of the start is not the run's.
+    metadata = {name: value for name, value in start.items() if name != "step"} if isinstance(start, dict) else {}
+    return Rebuilt(together(models), tokenizers[0], {}, metadata)
+
+
+def open_runs(folders: list[str], **options: Any) -> Engine:
+    """Returns the engine of a run's task. Several runs form an `Ensemble`."""
+    task = task_of(Run(folders[0]).settings()["kind"])
+    return task.engine(Translator.from_pretrained(folders, **{**task.run_options, **options}))
+
+
+RUN = Opener("a run", is_run, open_runs, from_runs, frozenset({"average_last", "step"}), several=True, trains=True)

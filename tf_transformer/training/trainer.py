@@ -13,8 +13,7 @@ from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 from tf_transformer.data import datasets as data
 from tf_transformer.data.batches import Batches, TokenizedSource
 from tf_transformer.data.corpus import Batching, Corpus, DevSet, Files
-from tf_transformer.data.pairs import Texts
-from tf_transformer.data.sources import MemorySource
+from tf_transformer.data.sources import MemorySource, Texts
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.evaluation.bleu import Metric, Score
 from tf_transformer.inference.loading import trained

@@ -4,7 +4,7 @@ from typing import Any
 
 import apache_beam as beam
 
-from tf_transformer.data.pairs import Part
+from tf_transformer.data.sources import Part
 from tf_transformer.extensions.records.preparation import Preparation, buckets, repeated
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 

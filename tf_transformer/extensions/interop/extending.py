@@ -16,8 +16,7 @@ from tf_transformer.extensions.interop.families.pieces import VOCABULARY, PieceT
 from tf_transformer.extensions.interop.trimming import Order, Row, check_weights, renumbered, with_rows
 from tf_transformer.models.weights import adapters
 from tf_transformer.tokenizers.languages import check_language
-from tf_transformer.tokenizers.piece_engine import engine_of
-from tf_transformer.tokenizers.tokenizer import UNKNOWN_ID, Tokenizer, check_symbols
+from tf_transformer.tokenizers.tokenizer import UNKNOWN_ID, Tokenizer, check_symbols, engine_of
 from tf_transformer.utils.values import shown
 
 M2M100_CODE = re.compile(r"[a-z]{2,3}([_-]\w+)?")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 from tf_transformer.config import BadInput
 from tf_transformer.data.corpus import Corpus, Files
-from tf_transformer.data.pairs import Encode, Source, Texts
+from tf_transformer.data.sources import Encode, Source, Texts
 from tf_transformer.extensions.parsing import treebank
 from tf_transformer.tokenizers.strings import utf8
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer

@@ -15,8 +15,7 @@ from keras import ops
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.beams import Hypotheses
-from tf_transformer.decoding.compiling import input_signature, width_of, with_rows
-from tf_transformer.decoding.primitives import ON_TENSORFLOW
+from tf_transformer.decoding.primitives import ON_TENSORFLOW, input_signature, width_of, with_rows
 from tf_transformer.decoding.search import OPTIONS, Fixed, beam_search
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.decoding.text_model import Immutable, check_length, padded

@@ -24,8 +24,18 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.data.batches import TokenizedSource, metadata_of, tokenized
-from tf_transformer.data.pairs import MAX_LENGTH, Filter, Languages, PairsOfPart, Part, Row, Source, once, untagged
-from tf_transformer.data.sources import Wrapper
+from tf_transformer.data.sources import (
+    MAX_LENGTH,
+    Filter,
+    Languages,
+    PairsOfPart,
+    Part,
+    Row,
+    Source,
+    Wrapper,
+    once,
+    untagged,
+)
 from tf_transformer.extensions.records.records import check_shard
 from tf_transformer.models.families import load_tokenizer
 from tf_transformer.tokenizers.tokenizer import Tokenizer

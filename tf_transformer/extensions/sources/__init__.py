@@ -1,10 +1,10 @@
 """All sources of pairs: those of the core, Parquet, TensorFlow Datasets, and several sources together."""
 
-from tf_transformer.data.pairs import Part as Part
-from tf_transformer.data.pairs import Source as Source
 from tf_transformer.data.sources import Composite as Composite
 from tf_transformer.data.sources import HeldOut as HeldOut
 from tf_transformer.data.sources import MemorySource as MemorySource
+from tf_transformer.data.sources import Part as Part
+from tf_transformer.data.sources import Source as Source
 from tf_transformer.data.sources import TextSource as TextSource
 from tf_transformer.data.sources import Wrapper as Wrapper
 from tf_transformer.extensions.sources.combined import DirectedSource as DirectedSource

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.pairs import Pair, PairsOfPart, Part, Source, even_parts
+from tf_transformer.data.sources import Pair, PairsOfPart, Part, Source, even_parts
 from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import checksum, encoded, matching, user_path
 from tf_transformer.utils.reading import reading

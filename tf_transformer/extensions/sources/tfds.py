@@ -8,7 +8,7 @@ from typing import Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.data.corpus import Corpus
-from tf_transformer.data.pairs import Pair, PairsOfPart, Part, Source, even_parts
+from tf_transformer.data.sources import Pair, PairsOfPart, Part, Source, even_parts
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.values import check_fields, checked

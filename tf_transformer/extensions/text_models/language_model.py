@@ -8,9 +8,8 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.decoding.beams import Hypotheses
-from tf_transformer.decoding.compiling import compiled, input_signature, rounded
 from tf_transformer.decoding.decoder import AppendedKeyValue, FixedKeyValue
-from tf_transformer.decoding.primitives import NEG_INF, ON_TENSORFLOW, gather, size
+from tf_transformer.decoding.primitives import NEG_INF, ON_TENSORFLOW, compiled, gather, input_signature, rounded, size
 from tf_transformer.decoding.search import OPTIONS, Decoder, Fixed, SearchProblem, beam_search
 from tf_transformer.decoding.search_options import SearchOptions
 from tf_transformer.extensions.text_models.sampling import sample, uniforms_of

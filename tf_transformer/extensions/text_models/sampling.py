@@ -6,9 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 from keras import ops
 
-from tf_transformer.decoding.beams import Hypotheses
-from tf_transformer.decoding.compiling import with_rows
-from tf_transformer.decoding.logits import RULES, Prefixes, restricted
+from tf_transformer.decoding.beams import RULES, Hypotheses, Prefixes, restricted
 from tf_transformer.decoding.primitives import (
     NEG_INF,
     ON_TENSORFLOW,
@@ -17,6 +15,7 @@ from tf_transformer.decoding.primitives import (
     least,
     size,
     sorted_top_k,
+    with_rows,
 )
 from tf_transformer.decoding.search import Fixed, SearchProblem
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS

@@ -24,8 +24,7 @@ from tf_transformer.extensions.interop.families.weights import (
 )
 from tf_transformer.models.families import Pretrained
 from tf_transformer.models.transformer import Transformer
-from tf_transformer.tokenizers.piece_engine import engine_of
-from tf_transformer.tokenizers.tokenizer import EOS_ID
+from tf_transformer.tokenizers.tokenizer import EOS_ID, engine_of
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.reading import check_file, made_of, read_bytes, read_json, reading
 

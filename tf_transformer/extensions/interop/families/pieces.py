@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from tf_transformer.extensions.interop.engines.litert_client import spelling
-from tf_transformer.tokenizers.piece_engine import durable_tokenizer, encoded_by, engine_of
 from tf_transformer.tokenizers.strings import text_tensor, utf8
-from tf_transformer.tokenizers.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer
+from tf_transformer.tokenizers.tokenizer import (
+    FIRST_ID,
+    UNKNOWN_ID,
+    Tokenizer,
+    durable_tokenizer,
+    encoded_by,
+    engine_of,
+)
 from tf_transformer.utils.lazy import Once, lazily
 from tf_transformer.utils.reading import check_archive, reading
 from tf_transformer.utils.type_names import Tensor

@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
+from tf_transformer.decoding.beams import RULES
 from tf_transformer.decoding.decoder import decoder_after, decoder_of
-from tf_transformer.decoding.logits import RULES
 from tf_transformer.decoding.primitives import require_tensorflow, size
 from tf_transformer.decoding.search import OPTIONS, Fixed, SearchProblem, beam_search
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS, of_request

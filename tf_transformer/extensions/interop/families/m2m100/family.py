@@ -24,8 +24,7 @@ from tf_transformer.extensions.interop.families.m2m100.tokenizer import IDS, PIE
 from tf_transformer.extensions.interop.families.pieces import VOCABULARY
 from tf_transformer.extensions.interop.families.weights import Collection
 from tf_transformer.models.families import Contents, Family
-from tf_transformer.tokenizers.piece_engine import engine_of
-from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID
+from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID, engine_of
 from tf_transformer.utils.reading import check_kinds, read_bytes
 
 CONTROL_IDS = {"pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 2}  # defaults

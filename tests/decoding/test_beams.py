@@ -7,7 +7,7 @@ from conftest import normal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_transformer.decoding.logits import top_k
+from tf_transformer.decoding.beams import top_k
 from tf_transformer.decoding.primitives import log_sum_exp
 
 
