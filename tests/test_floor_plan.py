@@ -46,7 +46,7 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
     "extensions.words": ("inference",),
 }
 # Modules that import TensorFlow at once. They are loaded only on it.
-ON_TENSORFLOW = ["decoding.growing", "models.training_step", "inference.savedmodel", "extensions.parsing.in_graph"]
+ON_TENSORFLOW = ["decoding.growing", "inference.savedmodel", "extensions.parsing.in_graph"]
 ON_TENSORFLOW += [f"extensions.server.{name}" for name in ("app", "libretranslate", "model", "predict")]
 ON_TENSORFLOW += [f"serving.{name}" for name in ("contract", "savedmodel")] + ["extensions.compression.graphs"]
 ON_TENSORFLOW += [f"extensions.beam.{name}" for name in ("preparation", "shards", "translation")]

@@ -45,7 +45,13 @@ def _register() -> None:
     if "keras" in sys.modules:
         families = pkgutil.iter_modules([os.path.join(path, "extensions", "interop", "families") for path in __path__])
         models = (f"extensions.interop.families.{one.name}.model" for one in families if one.ispkg)
-        for module in ("models.transformer", "training.losses", "extensions.compression.int8", *models):
+        for module in (
+            "models.transformer",
+            "training.losses",
+            "training.optimizer",
+            "extensions.compression.int8",
+            *models,
+        ):
             importlib.import_module(f"{__name__}.{module}")
 
 

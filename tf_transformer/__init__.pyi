@@ -37,13 +37,13 @@ from tf_transformer.inference.translator import Translator as Translator
 from tf_transformer.models.transformer import Transformer as Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer as Tokenizer
 from tf_transformer.training import callbacks as callbacks
-from tf_transformer.training.losses import Adam as Adam
-from tf_transformer.training.losses import Cooldown as Cooldown
 from tf_transformer.training.losses import Perplexity as Perplexity
 from tf_transformer.training.losses import SmoothedCrossEntropy as SmoothedCrossEntropy
 from tf_transformer.training.losses import TokenAccuracy as TokenAccuracy
 from tf_transformer.training.losses import TokenCount as TokenCount
-from tf_transformer.training.losses import WarmupSchedule as WarmupSchedule
+from tf_transformer.training.optimizer import Adam as Adam
+from tf_transformer.training.optimizer import Cooldown as Cooldown
+from tf_transformer.training.optimizer import WarmupSchedule as WarmupSchedule
 from tf_transformer.training.recipe import RECIPES as RECIPES
 from tf_transformer.training.recipe import Recipe as Recipe
 from tf_transformer.training.trainer import Trainer as Trainer

@@ -1,6 +1,6 @@
 """Adapts a Transformer to the search, which calls it token by token, with a cache."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
@@ -8,7 +8,42 @@ from tf_transformer.decoding.primitives import gather, write_slots
 from tf_transformer.decoding.search import Decoder, Fixed
 from tf_transformer.layers import KeyValue
 from tf_transformer.models.transformer import Transformer
+from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = lazily("tensorflow", "a search whose shapes change")
+
+
+class InPlaceKeyValue(KeyValue):
+    """Keys and values that a TensorFlow loop writes in place."""
+
+    def write(self, slot: Tensor, new: KeyValue) -> KeyValue:
+        shape = tf.shape(new.key)
+        B, h, T = shape[0], new.key.shape[1], shape[2]
+
+        def written(old: Tensor, part: Tensor) -> Any:
+            # On CPUs, TensorFlow's scatter copies every slot. This kernel writes in place, but copies one number at a
+            # time, so it gets the widest type that divides the last axis. Two axes are twice as fast as four.
+            size = old.shape[-1] * old.dtype.size
+            wide = next((wide for wide in (tf.complex128, tf.complex64) if size % wide.size == 0), old.dtype)
+            numbers = wide.size // old.dtype.size  # per wide number
+            width = old.shape[-1] // numbers
+            rows = [B * h, -1, numbers]
+            updated = tf.raw_ops.TensorStridedSliceUpdate(
+                input=tf.bitcast(tf.reshape(old, rows), wide),
+                begin=[0, slot * width],
+                end=[0, (slot + T) * width],
+                strides=[1, 1],
+                value=tf.bitcast(tf.reshape(part, rows), wide),
+                begin_mask=1,  # all of the first axis
+                end_mask=1,
+            )
+            return tf.reshape(tf.bitcast(updated, old.dtype), [B, h, -1, old.shape[-1]])
+
+        return InPlaceKeyValue(*(written(*pair) for pair in zip(self, new, strict=True)))
 
 
 class FixedKeyValue(KeyValue):
@@ -32,10 +67,9 @@ def decoder_of(
 
     `weights` are those of the softmax, by default `model.softmax_weights()`.
     """
+    key_value: type[KeyValue] = InPlaceKeyValue
     if fixed:
-        key_value: type[KeyValue] = AppendedKeyValue if fixed.grows else FixedKeyValue
-    else:
-        from tf_transformer.decoding.growing import InPlaceKeyValue as key_value  # needs TensorFlow
+        key_value = AppendedKeyValue if fixed.grows else FixedKeyValue
     layers = [layer._replace(target=key_value(*layer.target)) for layer in model.init_cache(memory, slots=1)]
     weights = model.softmax_weights() if weights is None else weights
 

@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from tf_transformer.decoding.beams import BeamState
-from tf_transformer.layers import KeyValue
 from tf_transformer.utils.type_names import Tensor
 
 STEPS = 16  # steps for which a full cache gets slots
@@ -101,32 +100,3 @@ def _make_room(state: BeamState, keep: Callable[[Any, tf.Tensor], Any], L: tf.Te
         return state._replace(slot=most, ancestry=ancestry, cache=keep(state.cache, tf.pad(kept, [[0, 0], [0, free]])))
 
     return tf.cond(state.slot < slots, lambda: state, with_room)
-
-
-class InPlaceKeyValue(KeyValue):
-    """Keys and values that a TensorFlow loop writes in place."""
-
-    def write(self, slot: Tensor, new: KeyValue) -> KeyValue:
-        shape = tf.shape(new.key)
-        B, h, T = shape[0], new.key.shape[1], shape[2]
-
-        def written(old: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
-            # On CPUs, TensorFlow's scatter copies every slot. This kernel writes in place, but copies one number at a
-            # time, so it gets the widest type that divides the last axis. Two axes are twice as fast as four.
-            size = old.shape[-1] * old.dtype.size
-            wide = next((wide for wide in (tf.complex128, tf.complex64) if size % wide.size == 0), old.dtype)
-            numbers = wide.size // old.dtype.size  # per wide number
-            width = old.shape[-1] // numbers
-            rows = [B * h, -1, numbers]
-            updated = tf.raw_ops.TensorStridedSliceUpdate(
-                input=tf.bitcast(tf.reshape(old, rows), wide),
-                begin=[0, slot * width],
-                end=[0, (slot + T) * width],
-                strides=[1, 1],
-                value=tf.bitcast(tf.reshape(part, rows), wide),
-                begin_mask=1,  # all of the first axis
-                end_mask=1,
-            )
-            return tf.reshape(tf.bitcast(updated, old.dtype), [B, h, -1, old.shape[-1]])
-
-        return InPlaceKeyValue(*(written(*pair) for pair in zip(self, new, strict=True)))

@@ -18,7 +18,7 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.models.weights import wake_adapters
-from tf_transformer.training.losses import RENAMED, SmoothedCrossEntropy
+from tf_transformer.training import losses, optimizer
 from tf_transformer.training.recipe import CHANGEABLE, Recipe
 from tf_transformer.utils.files import checksum, flush, locked, user_path, write_json, write_text
 from tf_transformer.utils.reading import check_file, check_h5, check_kinds, made_of, read_json, reading, with_new_names
@@ -26,6 +26,7 @@ from tf_transformer.utils.terminal import say
 from tf_transformer.utils.values import Count, Natural, checked
 
 VERSION = 1  # format of config.json
+RENAMED = {"WarmupSchedule": optimizer.RENAMED, "SmoothedCrossEntropy": losses.RENAMED}
 STOPPED = "-stopped"  # suffix of a checkpoint that was saved within an epoch
 LOCK = ".lock"
 START = "start.weights.h5"
@@ -347,7 +348,7 @@ def _comparable(before: dict[str, Any], model: keras.Model, rate: Any) -> tuple[
     """Returns a checkpoint's description `before` and the model's, without differences that don't matter."""
     now, loss = compiled(model), before.get("loss", {})
     settings = loss.get("config") if isinstance(loss, dict) else None
-    if isinstance(model.loss, SmoothedCrossEntropy) and isinstance(settings, dict):
+    if isinstance(model.loss, losses.SmoothedCrossEntropy) and isinstance(settings, dict):
         # Earlier versions stored fewer settings of the loss.
         settings = described(type(model.loss).from_config(settings))["config"]
         before = before | {"loss": loss | {"config": settings}}

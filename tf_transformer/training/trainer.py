@@ -23,7 +23,6 @@ from tf_transformer.models.transformer import Transformer
 from tf_transformer.models.weights import freeze, frozen_weights
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.tokenizer import Tokenizer
-from tf_transformer.training import losses as training
 from tf_transformer.training.callbacks import (
     RATE_CALLBACKS,
     Checkpoints,
@@ -36,6 +35,8 @@ from tf_transformer.training.callbacks import (
     board,
     progress,
 )
+from tf_transformer.training.losses import Perplexity, SmoothedCrossEntropy, TokenAccuracy, TokenCount
+from tf_transformer.training.optimizer import Adam, Cooldown, WarmupSchedule
 from tf_transformer.training.recipe import RECIPES, Recipe
 from tf_transformer.training.run import IDS, START, History, Run, described, inner
 from tf_transformer.training.tasks import task_of
@@ -412,25 +413,23 @@ class Trainer:
                 model.num_microbatches, model.skip_not_finite = recipe.num_microbatches, recipe.on_nan == "skip"
             model.compile(
                 optimizer=self.optimizer or self._adam(steps),
-                loss=training.SmoothedCrossEntropy(self.config.label_smoothing),
-                metrics=[training.TokenAccuracy(), training.Perplexity(), training.TokenCount()],
+                loss=SmoothedCrossEntropy(self.config.label_smoothing),
+                metrics=[TokenAccuracy(), Perplexity(), TokenCount()],
                 jit_compile={"auto": "auto", "on": True, "off": False}[recipe.jit_compile],
             )
         return model
 
-    def _adam(self, steps: int) -> training.Adam:
+    def _adam(self, steps: int) -> Adam:
         recipe, schedule = self.recipe, self.schedule
         if not schedule and recipe.learning_rate:
             # Keras has no constant rate with a warm-up. This cosine ends with the rate that it begins with.
             options = {"warmup_target": recipe.learning_rate, "warmup_steps": recipe.warmup_steps}
             schedule = keras.optimizers.schedules.CosineDecay(0.0, decay_steps=1, alpha=1.0, **options)
-        schedule = schedule or training.WarmupSchedule(
-            self.config.d_model, recipe.warmup_steps, recipe.learning_rate_factor
-        )
+        schedule = schedule or WarmupSchedule(self.config.d_model, recipe.warmup_steps, recipe.learning_rate_factor)
         if recipe.cooldown_steps:
-            schedule = training.Cooldown(schedule, min(recipe.cooldown_steps, steps), steps)
+            schedule = Cooldown(schedule, min(recipe.cooldown_steps, steps), steps)
         averages = {"use_ema": True, "ema_momentum": recipe.ema_momentum} if recipe.ema_momentum else {}
-        adam = training.Adam(schedule, 0.9, 0.98, 1e-9, global_clipnorm=recipe.clip_norm, **averages)
+        adam = Adam(schedule, 0.9, 0.98, 1e-9, global_clipnorm=recipe.clip_norm, **averages)
         # At the end of each `fit`, Keras would overwrite the weights, which train on, with the averages.
         adam.finalize_variable_values = lambda weights: None
         return adam

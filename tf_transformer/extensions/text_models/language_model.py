@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.decoding.beams import Hypotheses
-from tf_transformer.decoding.decoder import AppendedKeyValue, FixedKeyValue
+from tf_transformer.decoding.decoder import AppendedKeyValue, FixedKeyValue, InPlaceKeyValue
 from tf_transformer.decoding.primitives import NEG_INF, ON_TENSORFLOW, compiled, gather, input_signature, rounded, size
 from tf_transformer.decoding.search import OPTIONS, Decoder, Fixed, SearchProblem, beam_search
 from tf_transformer.decoding.search_options import SearchOptions
@@ -100,10 +100,7 @@ class LanguageModel:
             fixed: Fixed shapes of the search. `None`, on TensorFlow only, lets rows leave and the cache grow.
         """
         P = size(prompts, 1)
-        if fixed:
-            key_value: type[KeyValue] = FixedKeyValue
-        else:
-            from tf_transformer.decoding.growing import InPlaceKeyValue as key_value
+        key_value: type[KeyValue] = FixedKeyValue if fixed else InPlaceKeyValue
         x, caches = self._embedded(prompts, None), list[KeyValue]()
         for layer in self.layers:
             # Causality hides the zeros behind a prompt from its tokens, and `visible` hides them from the search.
