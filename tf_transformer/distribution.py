@@ -110,6 +110,7 @@ def is_chief(strategy: Strategy) -> bool:
 
 def wait_for_all(strategy: Strategy) -> None:
     """Waits until every worker has called this, or raises if one of them died."""
+    # TensorFlow has no barrier. A sum over all replicas ends only when each has given its part.
     if is_a_worker(strategy):
         with strategy.scope():
             strategy.run(tf.function(lambda: over_replicas(tf.constant(0.0))))
@@ -123,6 +124,7 @@ def replica() -> Any:
 
 def over_replicas(values: Tensor) -> Any:
     """Sums a tensor, or each tensor of a list, over all replicas."""
+    # Without replicas, an all-reduce would be one more operation, and TensorFlow keeps a gradient of each (see `Adam`).
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return values

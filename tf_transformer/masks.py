@@ -6,7 +6,7 @@ from keras import ops
 
 from tf_transformer.utils.type_names import Tensor
 
-PAD_ID = 0
+PAD_ID = 0  # Keras's own: `Embedding(mask_zero=True)` masks 0
 
 
 def padding_mask(ids: Tensor) -> Any:
@@ -22,7 +22,8 @@ def causal_mask(queries: Tensor, keys: Tensor = None, first: Tensor = 0) -> Any:
         keys: S, the number of keys. Defaults to T.
         first: Position of the first query among the keys.
     """
-    positions = ops.expand_dims(first + ops.arange(queries, dtype="int32"), 1)
+    # One mask for all rows of a batch: attention treats a first axis of 1 apart.
+    positions = ops.expand_dims(first + ops.arange(queries, dtype="int32"), 1)  # [T, 1]
     return ops.expand_dims(ops.arange(queries if keys is None else keys, dtype="int32") <= positions, 0)
 
 

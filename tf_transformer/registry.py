@@ -64,6 +64,7 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
 }
 
 
+# Reading the metadata of all installed packages takes longer than a lookup should.
 @functools.cache
 def _entry_points(kind: Kind) -> dict[str, metadata.EntryPoint]:
     return {entry.name: entry for entry in metadata.entry_points(group=f"tf_transformer.{kind}")}
@@ -76,6 +77,7 @@ def names(kind: Kind) -> list[str]:
 
 def find(kind: Kind, name: str) -> Any:
     """Imports the object with this name, or raises BadInput if it does not exist or cannot be imported."""
+    # Entry points come first, so that another distribution can replace what is built in.
     option = {"families": "family"}.get(kind, kind.removesuffix("s"))
     if entry := _entry_points(kind).get(name):
         try:

@@ -3,6 +3,9 @@
 All sources become flat arrays of ids: a run stores those of its training set in a folder, and a shard of prepared
 records is such a folder. A batch has pairs of similar length and about as many tokens as every other batch. The pairs
 of batch N follow from a seed and N, so a training resumes anywhere without reading earlier batches.
+
+Why NumPy and not `tf.data`: with an index into flat arrays, a few operations make a whole batch, in any order and
+without a backend. A pipeline has operations for each pair, many times slower, and is resumed by reading what came before.
 """
 
 import abc
@@ -48,8 +51,8 @@ class Side(NamedTuple):
         """Returns some texts without and with EOS, then rows of padding: int32 [rows, width]."""
         starts = self.starts[indices]
         lengths = self.starts[indices + 1] - starts
-        columns = np.arange(width or int(lengths.max(initial=0)) + 1)
-        is_token = columns < lengths[:, np.newaxis]
+        columns = np.arange(width or int(lengths.max(initial=0)) + 1)  # one more than tokens, for EOS
+        is_token = columns < lengths[:, np.newaxis]  # [B, width]
         plain = np.full((rows, len(columns)), PAD_ID, np.int32)
         plain[: len(indices)][is_token] = self.ids[(starts[:, np.newaxis] + columns)[is_token]]
         ended = plain.copy()
@@ -93,6 +96,8 @@ class Ids:
     def batch(self, indices: np.ndarray, shape: tuple[int, int] | None = None) -> Batch:
         """Returns some pairs, padded to the longest one, or to `shape`: rows and tokens of both sides."""
         rows, width = shape or (len(indices), None)
+        # The decoder's input is the target behind BOS, its label the target before EOS: "the output embeddings are
+        # offset by one position" (section 3.1).
         _, source = self.source.padded(indices, rows, width)
         plain, target_out = self.target.padded(indices, rows, width)
         bos = np.full((rows, 1), PAD_ID, np.int32)
@@ -160,32 +165,30 @@ def metadata_of(folder: Path) -> dict[str, Any] | None:
 
 def tokenized(segments: Iterable[tuple[Encode, Iterable[Row]]], max_length: int, vocab_size: int) -> Ids:
     """Tokenizes numbered pairs, and skips those with an empty side or one of more than `max_length` tokens with EOS."""
+    # Two bytes an id, for most vocabularies: a corpus of a hundred million tokens then takes 200 MB.
     dtype = np.uint16 if vocab_size <= 2**16 else np.int32
     columns: list[list[np.ndarray]] = [[np.zeros(0, dtype if column in (0, 2) else np.int64)] for column in range(5)]
     total, began, logged = 0, time.monotonic(), time.monotonic()
-    for encode, chunk in ((encode, chunk) for encode, rows in segments for chunk in _chunks(rows)):
-        numbers, *texts = zip(*chunk, strict=True)
-        total += len(numbers)
-        sides = []
-        for side in encode(*texts):
-            sizes = np.fromiter(map(len, side), np.int64, len(side))
-            sides.append((np.fromiter(itertools.chain.from_iterable(side), dtype, int(sizes.sum())), sizes))
-        lengths = np.stack([sizes for _, sizes in sides])
-        fits = (lengths.max(axis=0) < max_length) & (lengths.min(axis=0) > 0)
-        arrays = [array for ids, sizes in sides for array in (ids[np.repeat(fits, sizes)], sizes[fits])]
-        for column, array in zip(columns, [*arrays, np.asarray(numbers, np.int64)[fits]], strict=True):
-            column.append(array)
-        if time.monotonic() - logged > SECONDS:
-            logged = time.monotonic()
-            say(f"  tokenized {total:,} pairs, {total / (logged - began):,.0f} a second")
+    for encode, rows in segments:
+        remaining = iter(rows)
+        while chunk := list(itertools.islice(remaining, CHUNK)):
+            numbers, *texts = zip(*chunk, strict=True)
+            total += len(numbers)
+            sides = []
+            for side in encode(*texts):
+                sizes = np.fromiter(map(len, side), np.int64, len(side))
+                sides.append((np.fromiter(itertools.chain.from_iterable(side), dtype, int(sizes.sum())), sizes))
+            # Too long pairs are skipped, not cut: half a target would teach the model to end in the middle.
+            lengths = np.stack([sizes for _, sizes in sides])  # [2, pairs]
+            fits = (lengths.max(axis=0) < max_length) & (lengths.min(axis=0) > 0)
+            arrays = [array for ids, sizes in sides for array in (ids[np.repeat(fits, sizes)], sizes[fits])]
+            for column, array in zip(columns, [*arrays, np.asarray(numbers, np.int64)[fits]], strict=True):
+                column.append(array)
+            if time.monotonic() - logged > SECONDS:
+                logged = time.monotonic()
+                say(f"  tokenized {total:,} pairs, {total / (logged - began):,.0f} a second")
     source, source_lengths, target, target_lengths, lines = (np.concatenate(column) for column in columns)
     return Ids(Side.of(source, source_lengths), Side.of(target, target_lengths), lines, total - len(lines))
-
-
-def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    remaining = iter(rows)
-    while chunk := list(itertools.islice(remaining, CHUNK)):
-        yield chunk
 
 
 @dataclass(frozen=True)
@@ -261,7 +264,7 @@ class Order:
         self.bounds = bucket_bounds(max_length)
         self.sizes = batch_sizes(self.bounds, batch_tokens)
         self.seed = [seed] if isinstance(seed, int) else seed
-        self._buckets = np.searchsorted(self.bounds, lengths).astype(np.uint8)
+        self._buckets = np.searchsorted(self.bounds, lengths).astype(np.uint8)  # there are a few dozen
         self._batches = batches_of(np.bincount(self._buckets, minlength=len(self.bounds)).tolist(), self.sizes)
         # Two epochs, since prefetching may read the next one before this one ends.
         self._epoch = functools.lru_cache(2)(self._order)
@@ -281,6 +284,8 @@ class Order:
         """Returns the pairs of an epoch sorted by bucket, and the order of its batches."""
         if self.seed is None:
             return np.argsort(self._buckets, kind="stable"), np.arange(len(self))
+        # A new generator per epoch, so that epoch N needs none before it. The stable sort keeps the shuffled order
+        # within each bucket.
         rng = np.random.default_rng([*self.seed, epoch])
         pairs = rng.permutation(len(self._buckets))
         return pairs[np.argsort(self._buckets[pairs], kind="stable")], rng.permutation(len(self))
@@ -304,6 +309,7 @@ class Batches:
         sizes = batch_sizes(bounds, batch_tokens)
         self.counts, filled = [], set[int]()  # batches of each block, and buckets with batches
         for block in blocks:
+            # The pairs in each bucket, from counts by length, before any block is read.
             batches = batches_of(np.diff(np.cumsum(block.lengths)[bounds], prepend=0).tolist(), sizes)
             self.counts.append(len(batches))
             filled |= {bucket for bucket, _ in batches}
@@ -316,6 +322,7 @@ class Batches:
         return sum(self.counts)
 
     def __getitem__(self, number: int) -> Batch:
+        # From the number to the epoch, to the block, to the batch within it. No earlier batch is made.
         epoch, index = divmod(number, len(self))
         blocks, ends = self._ends(epoch)
         position = int(np.searchsorted(ends, index, side="right"))

@@ -206,6 +206,7 @@ class Corpus:
         """Stores the ids in the batching's folder for a run that resumes, if the source has a checksum."""
         if not batching.folder or isinstance(self.train, TokenizedSource) or "sha256" not in self.describe():
             return
+        # Memory-mapped ids are those of the folder itself.
         ids = batches.blocks[0].read()
         if isinstance(ids.lines, np.memmap) or self._stored(batching.folder, batching.tokenizer):
             return
@@ -216,6 +217,7 @@ class Corpus:
 
     def _stored(self, folder: Path, tokenizer: Tokenizer) -> dict[str, Any] | None:
         """Returns what is in shard.json, if the folder has undamaged ids of this corpus."""
+        # By way of JSON, where tuples are lists and keys are strings.
         metadata = metadata_of(folder)
         return metadata if metadata and metadata.get("of") == json.loads(json.dumps(self._key(tokenizer))) else None
 
@@ -263,6 +265,7 @@ def TextCorpus(
         FileNotFoundError: If a file is missing.
         BadInput: If line counts differ or a line is bad. The message names the line.
     """
+    # Dev and test set are read first: they are small, and a mistake in them shows before the training set is read.
     files = two_files("train", train)
     source = TextSource(files[0], files[1], skip_bad_lines)
     test_texts = read_texts(test, "test") if test else None

@@ -72,7 +72,7 @@ def token_batches(
         pairs: (source, target), for example `zip(sources, targets)`, or a `tf.data.Dataset` of them.
         max_length: Pairs with a side of more tokens, EOS included, are skipped.
     """
-    batch_sizes([max_length], batch_tokens)
+    batch_sizes([max_length], batch_tokens)  # raises before the texts are tokenized, which may take minutes
 
     texts: Any = pairs.as_numpy_iterator() if hasattr(pairs, "as_numpy_iterator") else pairs
     ids = tokenized([(encoder_of(tokenizer), rows_of(texts))], max_length, tokenizer.vocab_size)
@@ -122,6 +122,7 @@ def dataset(batches: Callable[[], Iterator[Batch]]) -> Any:
     ids, options = tf.TensorSpec((None, None), tf.int32), tf.data.Options()
     # Tuning is not needed, and can delay the deletion of an iterator by a minute.
     options.autotune.enabled = False
+    # Batches are made in NumPy, in a thread of TensorFlow's, while the previous ones train.
     pairs = tf.data.Dataset.from_generator(lambda: map(Batch.pair, batches()), output_signature=((ids, ids), ids))
     return pairs.prefetch(16).with_options(options)
 
@@ -138,6 +139,7 @@ def for_replicas(batches: Any, replicas: Count) -> Any:
     def pad(ids: Tensor) -> Any:
         return tf.pad(ids, [(0, -tf.shape(ids)[0] % replicas), (0, 0)], constant_values=PAD_ID)
 
+    # DATA gives each worker its rows of every batch. AUTO, the default, looks for files to divide first.
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     even = batches.map(lambda inputs, target_out: ((pad(inputs[0]), pad(inputs[1])), pad(target_out)))

@@ -1,6 +1,7 @@
-"""Sources of pairs: text files, lists, and a source without the dev set that is held out of it.
+"""Sources of pairs: the interface, text files, lists, and a source without the dev set that is held out of it.
 
-`tt.sources` has more: Parquet, TensorFlow Datasets, several sources together.
+A source has its pairs in a fixed order, with numbers. Workers read it in shards, bad pairs are skipped or an error, and
+`batches.tokenized` turns its rows into ids. `tt.sources` has more: Parquet, TensorFlow Datasets, several sources together.
 """
 
 import abc
@@ -138,6 +139,7 @@ class Source(abc.ABC):
 
     def encoder(self, tokenizer: Tokenizer) -> Encode:
         """Returns a function from sources and targets to the ids to learn. The tokenizer must have all `symbols`."""
+        # A tokenizer that splits a tag, such as "<2de>", would still train, with the tag as several tokens.
         rows = [row[tokenizer.num_language_tokens :] for row in tokenizer.encode(self.symbols)]
         tokens = [[token.strip("▁") for token in tokenizer.source_tokens(row)] for row in rows]
         if unknown := [symbol for symbol, row in zip(self.symbols, tokens, strict=True) if symbol not in row]:
@@ -173,16 +175,15 @@ class Source(abc.ABC):
     def _rows(self, part: Part | None) -> Iterator[Row]:
         pairs, first = (self.read(part), part.first) if part else (self.pairs(), 0)
         for index, pair in enumerate(pairs_of_texts(pairs, first), first):
-            yield index + 1, *(self._checked(index, pair) or (b"", b""))
-
-    def _checked(self, index: int, pair: Pair) -> tuple[bytes, bytes] | None:
-        source, target = map(encoded, pair)
-        for side, text in enumerate((source, target)):
-            if problem := line_problem(text):
-                if self.skip_bad_lines:
-                    return None
-                raise BadInput(f"{self.place(side, index)}: expected a sentence in UTF-8, got {problem}")
-        return source, target
+            source, target = map(encoded, pair)
+            for side, text in enumerate((source, target)):
+                if problem := line_problem(text):
+                    if not self.skip_bad_lines:
+                        raise BadInput(f"{self.place(side, index)}: expected a sentence in UTF-8, got {problem}")
+                    # Empty and not left out, so that the numbers of the pairs after it stay the line numbers.
+                    source = target = b""
+                    break
+            yield index + 1, source, target
 
 
 class Filter(abc.ABC):
@@ -318,6 +319,7 @@ class TextSource(Source):
 
     def check(self) -> int:
         """Reads both files once, checks every line like `check_text_pairs`, and returns the number of pairs."""
+        # The checksum comes with the check, so that a corpus is not read once more for it.
         sums = [hashlib.sha256(), hashlib.sha256()]
         count = check_text_pairs(self.source, self.target, self.skip_bad_lines, sums=sums)
         self.__dict__["_checksums"] = [one.hexdigest() for one in sums]
@@ -418,6 +420,7 @@ class HeldOut(Wrapper):
         """Returns a limit, below which are the hashes of the dev set's source texts, and the hashes of its pairs."""
         rows = (row for row in once(self.source.rows()) if all(row[1:]))
         hashes = np.fromiter((self._hashes(*row[1:]) for row in rows), np.dtype("u8,u8"))
+        # A share is a share of the range of hashes. A number is the number of the smallest hashes.
         limit, count = int(min(self.share, 0.5) * 2**64), len(hashes)
         if self.share >= 1 and count:
             limit = int(np.sort(hashes["f0"])[min(int(self.share), count) - 1]) + 1
@@ -436,6 +439,7 @@ class HeldOut(Wrapper):
             yield languages, (row for row in rows if self._has(*row[1:]))
 
     def _has(self, source: bytes, target: bytes) -> bool:
+        # A corpus may have pairs in both directions. The reverse of a dev pair would show its reference in training.
         (limit, dev), (of_source, of_target) = self._split, self._hashes(source, target)
         if self.dev or of_source < limit:
             return self.dev and of_source < limit

@@ -87,6 +87,7 @@ def _checked_lines(path: str, skip_bad_lines: bool, empty_lines: bool, digest: A
     number = 0
     try:
         for number, line in enumerate(lines_of(path, digest), 1):
+            # Bad lines are counted too: line N of one file belongs to line N of the other.
             problem = None if skip_bad_lines else line_problem(line)
             if problem and not (empty_lines and problem == EMPTY):
                 raise BadInput(f"{path}, line {number:,}: expected a sentence in UTF-8, got {problem}")
@@ -105,6 +106,7 @@ def line_problem(line: bytes) -> str | None:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         return f"the byte 0x{line[error.start]:02x} at column {error.start + 1}"
+    # A line of control and format characters, such as a zero width space, looks empty and counts as such.
     if all(character.isspace() or unicodedata.category(character) in ("Cc", "Cf") for character in text):
         return EMPTY
     return None
@@ -135,6 +137,7 @@ def _ranges_of(path: str, lines: int, digest: Any) -> Iterator[LineRange]:
                 digest.update(block)
             ends = block.count(b"\n")
             if count + ends >= lines:
+                # Only where a range ends in this block are the places of its newlines needed.
                 newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
                 for position in newlines[lines - count - 1 :: lines].tolist():
                     yield LineRange(path, offset, first, lines)

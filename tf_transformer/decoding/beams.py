@@ -1,5 +1,8 @@
 """One step of beam search (section 6.1): extends each sentence's K beams by a token, and keeps the best.
 
+`extend` is the step: candidates, the best finished and the best alive hypotheses, and whether the search ends. Before it
+come the rules for tokens that may not follow, and after it `results_of`, which reads the outputs off the last state.
+
 Axes: B sentences, N or K hypotheses, L the longest output, V vocabulary.
 """
 
@@ -24,12 +27,13 @@ from tf_transformer.utils.type_names import Tensor
 
 def top_k(logits: Tensor, k: Tensor) -> tuple[Any, Any]:
     """Returns the k highest logits [..., V] and their tokens. Equal logits keep their order."""
-    # The k best are in the k blocks with the highest maxima, so only these blocks are sorted.
+    # The k best are in the k blocks with the highest maxima, so only these blocks are sorted, and not all of V. That
+    # needs blocks of one width.
     *sizes, V = (size(logits, axis) for axis in range(len(logits.shape)))
     block = next((width for width in range(64, 15, -1) if V % width == 0), None)
     if block is None:
         return sorted_top_k(logits, k)
-    blocks = ops.reshape(logits, (*sizes, V // block, block))
+    blocks = ops.reshape(logits, (*sizes, V // block, block))  # [..., V / block, block]
     M = least(k, V // block)
     _, chosen = sorted_top_k(ops.max(blocks, axis=-1), M)  # [..., M]
     chosen = -sorted_top_k(-chosen, M)[0]  # sorted by index, so that equal logits keep their order
@@ -75,6 +79,7 @@ def without_repeats(logits: Tensor, prefixes: Prefixes, n: Tensor) -> Any:
             same = (gather(ids, ops.maximum(index - back, 0), axis=2) == newest) & (index >= back)
             return back + 1, alike & (same | (back >= n)[:, None, None])
 
+        # Becomes true only where the n - 1 tokens before a position are the newest n - 1: its token may not follow.
         used = ops.broadcast_to((index < position) & (n > 0)[:, None, None], ops.shape(ids))
         _, repeats = ops.while_loop(lambda back, _: back < ops.max(n), compare, (ops.ones((), "int32"), used))
         remaining = without_tokens(logits, ids, repeats)
@@ -108,7 +113,7 @@ def begins_with(prefix: Tensor, vocab_size: int) -> Callable[..., Any]:
 
     def allowed(ids: Tensor, position: Tensor, row: Tensor) -> Any:
         required = gather(gather(prefix, row), ops.minimum(position, size(prefix, 1) - 1), axis=1)
-        required = required[:, None, None]  # [B, 1, 1]
+        required = required[:, None, None]  # [B, 1, 1], for all beams, and 0 after the prefix
         return (required == 0) | (ops.arange(vocab_size, dtype="int32") == required)
 
     return allowed
@@ -180,6 +185,7 @@ def extend(
     The decoder returned logits, float32 [B, K, V], and for a detailed search `attended`, int32 [B, K]. `may_follow`,
     bool [B, K or 1, V], masks them, unless it is `None`.
     """
+    # K is the batch's widest beam. A row that asked for fewer masks the others in every choice.
     options, K = state.rows.options, size(logits, 1)
     beam_size, length = options["beam_size"], state.position + 1
     log_probs, parents, new_tokens = _candidates(state, logits, may_follow, attended, end_id)
@@ -188,7 +194,8 @@ def extend(
     # EOS counts only among a row's beam_size best candidates. So with one beam, a hypothesis ends exactly where greedy
     # search would choose EOS.
     finishes = ends & _first(beam_size, 2 * K) & _possible(log_probs) & ops.expand_dims(state.running, 1)
-    scores = log_probs / penalty(length, ops.expand_dims(options["length_penalty"], 1))
+    scores = log_probs / penalty(length, ops.expand_dims(options["length_penalty"], 1))  # [B, 2K]
+    # Finished so far come first, so that of equal scores the shorter output is kept.
     scores = ops.concatenate([state.best.scores, ops.where(finishes, scores, NEG_INF)], axis=1)
     scores, kept = sorted_top_k(scores, K)  # equal scores keep their order
     best_log_probs = gather(ops.concatenate([state.best.log_probs, log_probs], axis=1), kept, batch_dims=1)
@@ -197,6 +204,7 @@ def extend(
     # Each beam yields at most one EOS, so 2K candidates leave at least K alive.
     alive_log_probs, chosen = sorted_top_k(ops.where(ends, NEG_INF, log_probs), K)
     alive_log_probs = ops.where(_first(beam_size, K), alive_log_probs, NEG_INF)
+    # Finished and alive hypotheses move in one gather.
     newest, tokens = _append(state, ops.concatenate([kept, K + chosen], axis=1), parents, new_tokens)
     # The cache is append-only: a hypothesis that changes beams takes its row of the ancestry mask with it. That copies
     # K * C flags instead of all keys and values.
@@ -234,14 +242,15 @@ def _candidates(
     )
     top_logits, top_tokens = top_k(possible, per_beam)  # [B, K, P]
     token_log_probs = top_logits - log_sum_exp(logits, top_tokens[:, :, :1], possible is logits)
-    log_probs = ops.expand_dims(state.alive_log_probs, 2) + token_log_probs
+    log_probs = ops.expand_dims(state.alive_log_probs, 2) + token_log_probs  # [B, K, P]
+    # Sums of two masked values stay at NEG_INF, or they would fall at each step.
     flat = ops.reshape(ops.maximum(log_probs, NEG_INF), [B, K * per_beam])
     missing = greatest(2 * K - K * per_beam, 0)  # above 0 only for a vocabulary of one token
     flat = ops.pad(flat, [[0, 0], [0, missing]], constant_values=NEG_INF)
     log_probs, chosen = sorted_top_k(flat, 2 * K)
     log_probs = ops.where(_first(2 * beam_size, 2 * K), log_probs, NEG_INF)
     chosen = ops.minimum(chosen, K * per_beam - 1)
-    parents = chosen // per_beam
+    parents = chosen // per_beam  # [B, 2K], the beams that the candidates extend
 
     def gathered(part: Tensor) -> Any:
         return gather(ops.reshape(part, [B, K * per_beam]), chosen, batch_dims=1)
@@ -260,6 +269,7 @@ def _append(state: BeamState, indices: Tensor, parents: Tensor, new_tokens: Symb
     """
     K = size(indices, 1) // 2
     zeros = ops.zeros_like(indices)
+    # A finished hypothesis is copied from its own place, a candidate from its parent's, behind the K finished ones.
     same = zeros + ops.arange(2 * K, dtype="int32")
     origins = gather(ops.concatenate([same[:, :K], K + parents], axis=1), indices, batch_dims=1)
     origins = _where_rows(state.running, origins, same)
@@ -283,6 +293,7 @@ def _has_ended(state: BeamState, exact_n: Tensor) -> Any:
     # worst output that must be exact reaches this bound.
     reachable = ops.where(_possible(alive), alive / rows.max_penalty, 2 * NEG_INF)
     worst = gather(state.best.scores, ops.minimum(exact_n, beam_size) - 1, batch_dims=1)
+    # Patience may end a search before that bound does (Kasai et al. 2022).
     is_full = ops.cast(state.finished, "float32") >= rows.max_finished
     greedy = (beam_size == 1) & _possible(state.best.scores[:, 0])
     return (worst >= reachable) | is_full | greedy | (state.lengths >= rows.max_length)
@@ -290,6 +301,7 @@ def _has_ended(state: BeamState, exact_n: Tensor) -> Any:
 
 def results_of(state: BeamState, n_best: int, end_id: int) -> tuple[Hypotheses, Symbols]:
     """Returns the n_best finished outputs, or the alive ones in a row without any. A running row has none yet."""
+    # A row that reached its maximum length without EOS returns its alive hypotheses rather than nothing.
     scores = state.alive_log_probs / penalty(state.lengths, state.rows.options["length_penalty"])[:, None]
     scores = ops.where(_possible(state.alive_log_probs), scores, NEG_INF)
     any_finished = _possible(state.best.scores[:, 0])

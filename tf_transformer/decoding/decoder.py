@@ -1,4 +1,8 @@
-"""Adapts a Transformer to the search, which calls it token by token, with a cache."""
+"""Adapts a Transformer to the search, which calls it token by token, with a cache.
+
+The model's `DecoderCache` holds `KeyValue`s, whose `write` adds the newest keys and values. Each loop of a search allows
+another way to write, so each has a class here. The model's own `call` does not know which one it has.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -47,14 +51,14 @@ class InPlaceKeyValue(KeyValue):
 
 
 class FixedKeyValue(KeyValue):
-    """Keys and values of a search with fixed shapes."""
+    """Keys and values of a search with fixed shapes: on JAX, on PyTorch and in LiteRT files."""
 
     def write(self, slot: Tensor, new: KeyValue) -> KeyValue:
         return FixedKeyValue(*(write_slots(old, slot, part) for old, part in zip(self, new, strict=True)))
 
 
 class AppendedKeyValue(KeyValue):
-    """Keys and values of a search whose cache `grows`."""
+    """Keys and values of a search whose cache `grows`, in ONNX files, where a loop's state may change its shape."""
 
     def write(self, slot: Tensor, new: KeyValue) -> KeyValue:
         return AppendedKeyValue(*(ops.concatenate(pair, axis=2) for pair in zip(self, new, strict=True)))
@@ -77,7 +81,9 @@ def decoder_of(
         memory_mask, is_token, layers = cache
         positions = ops.reshape(position, (1,))  # the same for the newest token of each beam
         context = layers, memory_mask, positions, slot, ancestry
+        # Self-attention's mask is the ancestry alone: it is causal, since no slot is visible before it is written.
         logits, layers, _, cross_scores = model.decode_step(ids, *context, weights, return_attention_scores=True)
+        # The mean of the last layer's heads, or of those that a family trained to align. Only details use it.
         attention = ops.mean(cross_scores[-1][:, : model.config.alignment_heads], axis=1)  # [B, K, S]
         attended = ops.argmax(ops.where(ops.expand_dims(is_token, 1), attention, -1.0), axis=2)
         return logits, (memory_mask, is_token, layers), attended
@@ -86,6 +92,7 @@ def decoder_of(
         def kept(target: KeyValue) -> KeyValue:
             return type(target)(*(gather(part, slots, axis=2, batch_dims=1) for part in target))
 
+        # Only the target's slots. Memory is the same for every token.
         *masks, layers = cache
         return *masks, [layer._replace(target=kept(layer.target)) for layer in layers]
 

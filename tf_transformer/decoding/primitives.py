@@ -17,6 +17,7 @@ from tf_transformer.utils.values import BadInput, Kind
 NEG_INF = -1e9  # instead of minus infinity, which is not legal JSON
 BACKEND: str = keras.backend.backend()
 ON_TENSORFLOW = BACKEND == "tensorflow"
+# A traced function takes some numbers as tensors, so that it need not be traced again for another one.
 AnyTensor = Annotated[object, Kind("a tensor", ops.is_tensor, lambda x: x)]  # alternative to a number
 
 
@@ -26,7 +27,7 @@ def require_tensorflow(what: str) -> None:
         raise BadInput(f"expected KERAS_BACKEND=tensorflow, since {what} needs it, got {BACKEND}")
 
 
-# Known sizes are Python integers. Static shapes compile to faster kernels, and converters to other engines need them.
+# Sizes. Known ones are Python integers. Static shapes compile to faster kernels, and converters to other engines need them.
 
 
 def size(x: Tensor, axis: int) -> Any:
@@ -74,6 +75,7 @@ if ON_TENSORFLOW:
 
     def without_tokens(logits: Tensor, ids: Tensor, forbidden: Tensor) -> Any:
         """Masks in logits [B, K, V] the tokens ids [B, K, L] that are forbidden, bool [B, K, L]."""
+        # Most steps forbid no token or a few, so this writes M numbers and not a mask of the logits' size.
         masked = tf.cast(tf.where(forbidden), tf.int32)  # [M, 3], row, beam and position
         index = tf.concat([masked[:, :2], tf.gather_nd(ids, masked)[:, tf.newaxis]], axis=1)
         return tf.tensor_scatter_nd_update(logits, index, tf.fill([tf.shape(index)[0]], NEG_INF))
@@ -89,7 +91,7 @@ if ON_TENSORFLOW:
 else:  # The same functions with `keras.ops`, for JAX and PyTorch.
 
     def gather(x: Tensor, indices: Tensor, axis: int = 0, batch_dims: int = 0) -> Any:
-        # With `batch_dims`, indices have at most one more axis.
+        # `ops.take` has no `batch_dims`. With them, indices have at most one more axis.
         if not batch_dims:
             return ops.take(x, indices, axis=axis)
         if len(indices.shape) == batch_dims:

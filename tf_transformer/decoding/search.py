@@ -1,7 +1,8 @@
 """Beam search with length penalty (section 6.1). Greedy search is beam search with one beam.
 
 This module holds the interface of the search, and its loop of fixed shapes. `decoding.beams` is one step, and
-`decoding.growing` is TensorFlow's loop, in which sentences leave and the cache grows.
+`decoding.growing` is TensorFlow's loop, in which sentences leave and the cache grows. Both loops call one step, so their
+results are equal. `decoding.decoder` makes a `Transformer` a `Decoder`.
 
 Axes: B sentences, K beams, L the longest output, C cache slots, V vocabulary.
 """
@@ -125,6 +126,7 @@ def _search(
     **options: Any,
 ) -> tuple[Hypotheses, Symbols]:
     """Runs the search in the loop that the decoder's shapes allow."""
+    # 1. Options become [B]: the rows of a served batch are requests with options of their own, and rows may leave.
     exact_n = n_best if exact_n is None else exact_n
     B, fixed = size(problem.start_ids, 0), problem.decoder.fixed
     if unknown := options.keys() - set(OPTIONS):
@@ -137,21 +139,24 @@ def _search(
         if not (name in RULES and isinstance(value, int) and value <= option.lowest):
             by_row[name] = ops.broadcast_to(ops.maximum(ops.cast(value, option.dtype), option.lowest), (B,))
     max_length = ops.cast(problem.max_length, "int32")
+    # A longer minimum than the maximum would mask EOS to the end, and no output would finish.
     if "min_length" in by_row:
         by_row["min_length"] = ops.minimum(by_row["min_length"], max_length)
     max_finished = ops.maximum(ops.round(by_row.pop("patience") * ops.cast(by_row["beam_size"], "float32")), 1.0)
     max_penalty = penalty(max_length, by_row["length_penalty"])
     rows = Rows(ops.arange(B, dtype="int32"), max_length, max_finished, max_penalty, by_row)
-    # For an empty batch, K is 1 and L is 0.
+    # 2. Sizes. For an empty batch, K is 1 and L is 0.
     K, L, grows = fixed or (ops.max(by_row["beam_size"], initial=1), ops.max(max_length, initial=0), False)
     # The first slot, 0, is computed: copies of a constant would go into an exported file, and converters would take the
     # size of an empty cache for fixed.
     first = ops.minimum(rows.max_length, 0)
     C = 0 if not fixed else ops.min(first) if grows else K * L
 
+    # 3. A step: the decoder's, then that of beam search.
     def advance(state: BeamState) -> tuple[BeamState]:
         position, slot = state.position, state.slot
         beam = ops.arange(K, dtype="int32")
+        # The newest token of beam k takes slot + k. Besides its history, each beam sees only its own new slot.
         if grows:
             new = ops.broadcast_to(beam == beam[:, None], (B, K, K))
             ancestry = ops.concatenate([state.ancestry, new], axis=2)
@@ -164,6 +169,7 @@ def _search(
         attention = attended[0] if detailed else None
         return (extend(state, ops.cast(logits, "float32"), may_follow, attention, problem.end_id, exact_n),)
 
+    # 4. The state before the first token, and the loop.
     results = functools.partial(results_of, n_best=n_best, end_id=problem.end_id)
     dtypes = ("int32", "float32", "int32") if detailed else ("int32",)
     zeros = ops.zeros((B, K), "float32")
@@ -179,11 +185,12 @@ def _search(
         lengths=ops.zeros((B,), "int32"),
         best=Finished(zeros + NEG_INF, zeros + NEG_INF),
         finished=ops.zeros((B,), "int32"),
-        running=max_length > 0,
+        running=max_length > 0,  # the row of an empty text never runs
         cache=problem.decoder.cache,
     )
     if not fixed:
         return growing.searched(state, advance, results, problem.decoder.keep, L)
+    # The decoder's cache has one slot. Copies of it are the C free ones, until they are written.
     slots = ops.broadcast_to(first[:, None], (B, C))
     state = state._replace(cache=problem.decoder.keep(state.cache, slots))
     in_time = lambda state: ops.any(state.running) & (state.position < L)  # noqa: E731

@@ -70,7 +70,7 @@ class TextModel(Immutable):
         for name in LANGUAGES if tokenizer.languages else ():
             self.export_options.pop(name, None)
         self._options = values
-        # By name, the ids of the variables and the compiled function.
+        # By name, the ids of the variables and the compiled function. A trace keeps the variables that it read.
         self._functions: dict[str, tuple[list[int], Callable[..., Any]]] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -110,6 +110,7 @@ class TextModel(Immutable):
         length, int32 [B]: tokens before truncation. In a huge text, only tokens that `truncate_in_graph` keeps count.
         truncated, bool [B]: whether the text was cut, or dropped since a language is unknown.
         """
+        # Cut twice: a huge text before it is tokenized, which would take seconds, and then the exact number of tokens.
         text, cut = truncate_in_graph(text, self.max_source_length)
         ids, length, truncated = self.append_eos(self.tokenizer.tokenize(text), self.tokenizer.num_language_tokens)
         return ids, length, truncated | cut
@@ -126,6 +127,7 @@ class TextModel(Immutable):
 
     def append_eos(self, tokens: Tensor, num_language_tokens: int = 0) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """Truncates ragged ids [B, None], which begin with `num_language_tokens`, and appends EOS. See `source`."""
+        # A row without its languages has no ids at all, so its length is negative.
         length = tf.cast(tokens.row_lengths(), tf.int32) - num_language_tokens
         end = tf.fill([tokens.nrows(), 1], EOS_ID)
         source = tf.concat([tokens[:, : self.max_source_length + num_language_tokens], end], axis=1).to_tensor(PAD_ID)
@@ -195,8 +197,9 @@ class TextModel(Immutable):
         `start` are the `start_ids` of all rows, int32 [P], by default those of the tokenizer's languages, which may
         differ from row to row in a graph. `fixed` defaults to the shapes for these ids and this beam_size.
         """
-        memory, memory_mask, _ = self.model.encode(source)
+        memory, memory_mask, _ = self.model.encode(source)  # [B, S, d], [B, S]
         decoder = decoder_of(self.model, memory, memory_mask, fixed or self.fixed(source, self.beam_size))
+        # The search begins after the last start token. Those before it, in multilingual models, are decoded here.
         rows = ops.shape(source)[0]
         start = self.tokenizer.start(rows) if start is None else ops.broadcast_to(start, (rows, start.shape[0]))
         for index in range(start.shape[1] - 1):
@@ -205,6 +208,7 @@ class TextModel(Immutable):
 
     def limit(self, source_length: Tensor, max_length: Tensor) -> Any:
         """Returns the maximum number of tokens of each output, including EOS: int32 [B]. Empty sources get 0."""
+        # "We set the maximum output length during inference to input length + 50, but terminate early when possible."
         limit = ops.minimum(ops.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
         if self.model.config.positions == "learned":
             limit = ops.minimum(limit, self.model.config.max_length)

@@ -290,6 +290,8 @@ class Engine(ABC):
     @checked
     def request(self, n: Count | None, options: Mapping[str, Any]) -> Request:
         """Validates the options of a call."""
+        # Unknown names are a TypeError, as for Python's own keyword arguments. Then known options that are fixed here,
+        # then values, so that the first message names the first cause.
         options = {**self._own, **options}
         if unknown := [name for name in options if name not in SEARCH_OPTIONS and name not in LANGUAGES]:
             supported = ", ".join((*self.call_options, *(LANGUAGES if self.languages else ())))
@@ -300,6 +302,7 @@ class Engine(ABC):
                 raise BadInput(f"{name}: expected none in a call, since this engine fixes it, got {shown(value)}")
         search = of_request({**search, **({} if n is None else {"n_best": n})}, self.max_values)
         search.pop("n_best", None)
+        # Fewer outputs than asked for are a warning: the texts are translated all the same.
         beams = search.get("beam_size", self.options.get("beam_size", n))
         if n and n > beams:
             warn_the_caller(f"n_best: expected at most beam_size={beams} outputs, got {n}")
@@ -340,6 +343,7 @@ def in_batches(
 
     `function` takes the indices of a batch, and returns a value for each. `progress` is called with their number.
     """
+    # Sorted, since a batch is padded to its longest text, and a search runs until its longest output ends.
     values: dict[int, T] = {}
     for indices in batches([len(encoded(text)) for text in texts], batch_size, lambda rows, longest: rows):
         values.update(zip(indices, function(indices), strict=True))
@@ -378,6 +382,7 @@ def warn_of_truncated(long: Sequence[str | bytes], count: int) -> None:
 
 def warn_the_caller(message: str) -> None:
     """Warns at the line that called this package."""
+    # Calls go through several of our functions, and `checked` adds one to each, so a fixed level would not do.
     level, frame = 1, inspect.currentframe()
     while frame and frame.f_back and frame.f_globals.get("__name__", "").startswith("tf_transformer."):
         level, frame = level + 1, frame.f_back

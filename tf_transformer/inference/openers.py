@@ -52,6 +52,7 @@ def opener_of(path: Folders, options: Mapping[str, Any], rebuilds: bool = False)
             user_path(path)
     else:
         paths = [str(folder) for folder in folders_of(path)]
+    # In the registry's order. The last of ours, a checkpoint, also takes names that exist only on the Hub.
     tried = list[Opener]()
     for name in registry.names("engines"):
         opener: Opener = registry.find("engines", name)

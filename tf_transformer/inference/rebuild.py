@@ -36,6 +36,7 @@ class Rebuilt(NamedTuple):
 
 def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
     """Reads what `Translator.save` wrote: weights in their stored dtype, tokenizer and defaults."""
+    # Not from the graph: it has operations and no layers. The configuration is stored next to it, for this.
     stored, tokenizer, weights = savedmodel.read_export(path)
     expected, models = "an export that this version can read", list[Transformer]()
     with reading(path, expected):
@@ -45,6 +46,7 @@ def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
         check_kinds(stored, {"config": dict, "dtype": str})
         config = config_of(stored["config"])
         keras.dtype_policies.get(policy_of(stored["dtype"]))  # raises for an unknown name
+    # An ensemble stores the weights of its models one after the other.
     while weights or not models:
         with reading(path, expected):
             config.check_stored(sum(weight.nbytes for weight in weights))

@@ -75,6 +75,7 @@ class SavedModel(Engine):
         self.batch_size = batch_size
         absolute = address if "://" in address else os.path.abspath(address)
         self._opened: dict[str, Any] = {"path": absolute, "threads": threads}
+        # It may be from elsewhere, so what it can do is read off its signatures and not off our metadata.
         signatures = self.loaded.signatures
         default = signatures.get("serving_default")
         inputs = {name: spec.dtype for name, spec in default.structured_input_signature[1].items()} if default else {}

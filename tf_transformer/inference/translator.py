@@ -271,6 +271,7 @@ class Translator(TextModel, Engine):
         options, beams, longest = self._options_of(request)
         n, tokenizer = min(request.n or 1, beams), self.tokenizer_of(request)
 
+        # This is traced once per name. So the name has all that is a constant of the graph, and the rest is arguments.
         def search(columns: list[Tensor], start: Tensor, options: Mapping[str, Tensor], n: Tensor) -> Any:
             source, length, *prefix = columns
             outputs = {"n_best": beams, "exact_n": n, "prefix": prefix[0] if prefix else None}
@@ -285,7 +286,7 @@ class Translator(TextModel, Engine):
             hypotheses = [
                 Hypothesis(text, score, log_prob, finished, tokens - finished)
                 for k, (text, score, log_prob, tokens, finished) in enumerate(zip(*values, strict=True))
-                if k == 0 or tokens
+                if k == 0 or tokens  # unused slots have no tokens, but every text has a first output
             ]
             yield TranslationResult(source, tuple(hypotheses), length, truncated)
 
@@ -343,11 +344,13 @@ class Translator(TextModel, Engine):
             return {}, self.beam_size, None
         options = {name: self.options.get(name, NO_LIMIT) for name in REQUEST_OPTIONS} | dict(request.options)
         arrays = {name: np.array(value, SEARCH_OPTIONS[name].dtype) for name, value in options.items()}
+        # The next power of two. Rows of the search mask the beams that were not requested.
         beams = 1 << (options["beam_size"] - 1).bit_length()
         return arrays, beams, None if ON_TENSORFLOW else rounded(options["max_length"], 4)
 
     def read(self, texts: Sequence[str | bytes], tokenizer: Tokenizer) -> Read:
         """Tokenizes like `source`, by this model's tokenizer for some languages. The number of ids may be `rounded`."""
+        # In Python and not by `source`, since JAX and PyTorch have no tensors of strings.
         shortened = truncate_texts(texts, self.max_source_length)
         rows, cut = tokenizer.encode([text for text, _ in shortened]), [is_cut for _, is_cut in shortened]
         length = np.array([len(row) - tokenizer.num_language_tokens for row in rows], np.int32)
@@ -372,12 +375,14 @@ class Translator(TextModel, Engine):
         It returns ids [B, N, L] and other arrays [B, N, ...]. Each of the first `count` rows becomes its length,
         whether it is truncated, n texts, and n values of each other array.
         """
+        # `read` may have more rows than texts, so that JAX compiles for few sizes. Other columns are filled up alike.
         source, length, truncated = read
         fill = lambda column: [(0, len(source) - len(column)), *[(0, 0)] * (column.ndim - 1)]  # noqa: E731
         inputs = [source, length, *(np.pad(column, fill(column)) for column in columns)]
         arguments = inputs, np.array(tokenizer.start_ids(), np.int32), *others
         results = self.traced(name, function, **input_signature(*arguments))(*arguments)
         ids, *parts = (ops.convert_to_numpy(part)[:count, :n].tolist() for part in results)
+        # One call for all outputs, since SentencePiece uses all cores for many texts.
         flat = iter(tokenizer.decode([row for outputs in ids for row in outputs]))
         texts = ([*itertools.islice(flat, len(outputs))] for outputs in ids)
         of_sources = (part[:count].tolist() for part in (length, truncated))

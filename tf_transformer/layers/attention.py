@@ -1,4 +1,11 @@
-"""Attention (section 3.2). Axes: B batch, T target or query, S source or key, h heads, d model."""
+"""Attention (section 3.2): equation (1) as a function, and the multi-head layer around it.
+
+"An attention function can be described as mapping a query and a set of key-value pairs to an output." Figure 1 uses it
+three times (section 3.2.3): from each source position to all of them, from each target position to those before it, and
+from the target to the encoder's output.
+
+Axes: B batch, T target or query, S source or key, h heads, d model.
+"""
 
 import functools
 from collections.abc import Callable
@@ -22,6 +29,7 @@ class KeyValue(NamedTuple):
 
     def write(self, slot: Tensor, new: "KeyValue") -> "KeyValue":
         """Returns a copy with `new` [B, h, T, ...] in slots slot .. slot + T - 1."""
+        # Keras's scatter, for every backend. It may copy all slots. The searches' own writes are in `decoding.decoder`.
         B, h, T = (ops.shape(new.key)[axis] for axis in range(3))
         batch, head, column = (ops.arange(size, dtype="int32") for size in (B, h, T))
         batch, head, column = ops.meshgrid(batch, head, slot + column, indexing="ij")
@@ -46,8 +54,12 @@ def attention(
     Returns:
         The output [B, h, T, d_v] in value's dtype and the weights ("scores") [B, h, T, S] in float32.
     """
+    # "We suspect that for large values of d_k, the dot products grow large in magnitude, pushing the softmax function
+    # into regions where it has extremely small gradients": hence 1 / sqrt(d_k). Scaling the queries
+    # instead of the product keeps the product within float16's range for longer.
     d_k = query.shape[-1]
     logits = ops.matmul(query * d_k**-0.5, ops.swapaxes(key, -1, -2))  # [B, h, T, S]
+    # The softmax is float32 under every policy: bfloat16's 8 bits are too few for a sum of many small weights.
     logits = ops.cast(logits, "float32")
     if mask is not None:
         mask = ops.expand_dims(mask, 1)  # [B, 1, T, S], the same for every head
@@ -60,9 +72,11 @@ def attention(
     # Skip softmax over one position, which makes Keras warn. It is 1, and its gradient 0.
     scores = ops.softmax(logits) if logits.shape[-1] != 1 else ops.exp(logits - logits)
     weights = ops.cast(scores, value.dtype)
+    # `scores` are returned without dropout, for those who look at them.
     output = ops.matmul(weights if dropout is None else dropout(weights), value)  # [B, h, T, d_v]
     if mask is None:
         return output, scores
+    # Over masked keys alone, the softmax is uniform: all logits are equally low.
     attends = ops.any(mask, axis=-1, keepdims=True)  # [B, 1, T, 1]
     return output * ops.cast(attends, output.dtype), scores * ops.cast(attends, scores.dtype)
 
@@ -130,6 +144,7 @@ class MultiHeadAttention(Layer):
         d_k, d_v = (size or d_model // self.num_heads for size in (self.d_k, self.d_v))
 
         # Query, key and value are initialized as if they were one kernel [d, 3d], as in the authors' code.
+        # One matmul projects for all heads: W_1^Q .. W_h^Q side by side.
         self.query_projection = self._projection("query", self.num_heads * d_k, 0.5)
         self.key_projection = self._projection("key", self.num_heads * d_k, 0.5)
         self.value_projection = self._projection("value", self.num_heads * d_v, 0.5)
@@ -147,10 +162,12 @@ class MultiHeadAttention(Layer):
 
     def _heads(self, projection: keras.layers.Layer, x: Tensor) -> Any:
         """Projects x [B, T, d] and splits it into heads [B, h, T, width of a head]."""
-        projected, h = projection(as_rows(x)), self.num_heads
-        by_head = ops.reshape(projected, (*ops.shape(x)[:-1], h, projected.shape[-1] // h))
+        projected, h = projection(as_rows(x)), self.num_heads  # [B * T, h * width]
+        by_head = ops.reshape(projected, (*ops.shape(x)[:-1], h, projected.shape[-1] // h))  # [B, T, h, width]
         # Not `transpose`, which takes TensorFlow two to four times as long on a CPU.
         return ops.einsum("bthd->bhtd", by_head)
+
+    # Two steps, so that a decoder projects a sentence's memory once and attends to it from every token.
 
     def project(self, value: Tensor) -> KeyValue:
         """Returns the keys [B, h, S, d_k] and values [B, h, S, d_v] of a sequence [B, S, d]."""
@@ -169,11 +186,12 @@ class MultiHeadAttention(Layer):
         Returns:
             The output [B, T, d] and the attention weights [B, h, T, S].
         """
-        heads = self._heads(self.query_projection, query)
+        heads = self._heads(self.query_projection, query)  # [B, h, T, d_k]
         dropout = functools.partial(self.weight_dropout, training=training) if self.dropout else None
-        output, scores = attention(heads, kv.key, kv.value, attention_mask, dropout)
+        output, scores = attention(heads, kv.key, kv.value, attention_mask, dropout)  # [B, h, T, d_v], [B, h, T, S]
+        # Concat(head_1 .. head_h) W^O, by rows.
         joined = ops.reshape(ops.einsum("bhtd->bthd", output), (-1, self.num_heads * kv.value.shape[-1]))
-        projected = self.output_projection(joined)
+        projected = self.output_projection(joined)  # [B * T, d]
         return ops.reshape(projected, (*ops.shape(query)[:-1], projected.shape[-1])), scores
 
     def call(

@@ -1,4 +1,9 @@
-"""The decoder's layer: the right half of Figure 1 (section 3.1)."""
+"""The decoder's layer: the right half of Figure 1 (section 3.1).
+
+"In addition to the two sub-layers in each encoder layer, the decoder inserts a third sub-layer, which performs
+multi-head attention over the output of the encoder stack." Training, greedy search, beam search and serving all run
+`DecoderLayer.call`: on whole targets, or on the newest tokens with a cache of the earlier ones.
+"""
 
 from typing import Any, NamedTuple
 
@@ -85,6 +90,7 @@ class DecoderLayer(TransformerLayer):
 
         A decoder-only layer has no memory. It takes B from x [B, T, d].
         """
+        # Memory is projected once per sentence. The K beams of a search are K queries to this one projection.
         kv = None if memory is None else self.cross_attention.project(memory)
         # No position of x is projected: the result has the sizes and the dtype of the slots.
         sizes = kv or self.self_attention.project(x[:, :0])
@@ -105,8 +111,9 @@ class DecoderLayer(TransformerLayer):
         training: bool | None = None,
         mask: Tensor = None,
     ) -> Any:
+        # Keys and values of self-attention: those of x alone, or written behind those of earlier tokens.
         inputs = self.self_attention_norm.sublayer_input(x)
-        target = self.self_attention.project(inputs)
+        target = self.self_attention.project(inputs)  # [B, h, T, d_k], [B, h, T, d_v]
         if cache is None:
             kv, first = None if memory is None else self.cross_attention.project(memory), 0
             padding = as_key_mask(mask if x_mask is None else x_mask)
@@ -114,15 +121,21 @@ class DecoderLayer(TransformerLayer):
             # No padding mask: the one that Keras may fill in for `x_mask` is of the newest tokens only.
             target, kv, first, padding = cache.target.write(slot, target), cache.memory, slot, None
             cache = DecoderCache(target, kv)
+        # "We also modify the self-attention sub-layer in the decoder stack to prevent positions from attending to
+        # subsequent positions." With a cache, the causal mask also hides slots that are not written yet.
         if attention_mask is None:
             attention_mask = causal_mask(ops.shape(x)[1], ops.shape(target.key)[2], first)
         attention_mask = intersect(attention_mask, padding)
         attended, self_scores = self.self_attention.attend(inputs, target, attention_mask, training=training)
         x, cross_scores = self.self_attention_norm(x, attended, training=training), None
+
+        # "the queries come from the previous decoder layer, and the memory keys and values come from the output of the
+        # encoder" (section 3.2.3).
         if kv is not None:
             inputs, memory_mask = self.cross_attention_norm.sublayer_input(x), as_key_mask(memory_mask)
             attended, cross_scores = self.cross_attention.attend(inputs, kv, memory_mask, training=training)
             x = self.cross_attention_norm(x, attended, training=training)
+
         output = self.feed_forward(self.feed_forward_norm.sublayer_input(x))
         x = self.feed_forward_norm(x, output, training=training)
 

@@ -1,4 +1,7 @@
-"""Embeddings, which share their weights with the softmax (section 3.4), and positions (section 3.5)."""
+"""Embeddings, which share their weights with the softmax (section 3.4), and positions (section 3.5).
+
+`sinusoids` is the paper's formula. `PositionalEmbedding` is the model's first layer and, by its `logits`, its last one.
+"""
 
 import functools
 import math
@@ -35,6 +38,7 @@ def sinusoids(positions: Tensor, d_model: Count, kind: Sinusoids = "sinusoidal")
     frequencies = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)  # float64
     if kind == "fairseq":
         frequencies = 10_000.0 ** (-np.arange(len(frequencies)) / max(len(frequencies) - 1, 1))
+    # Computed from the positions, not taken from a table, which would limit their number.
     # A plain float32 product of position and frequency is wrong by up to 2e-4 below position 4,096. So compute in full
     # circles, of which only the fraction matters: 12 leading bits make the product with a 12-bit position exact.
     turns = frequencies / (2 * math.pi)  # full circles per position
@@ -44,7 +48,7 @@ def sinusoids(positions: Tensor, d_model: Count, kind: Sinusoids = "sinusoidal")
     circles = positions * coarse.astype("float32")
     angles = 2 * math.pi * ((circles - ops.floor(circles)) + positions * (turns - coarse).astype("float32"))
     pairs = ops.stack([ops.sin(angles), ops.cos(angles)], axis=-1)  # [T, ceil(d_model / 2), 2]
-    pairs = ops.reshape(pairs, (-1, 2 * len(frequencies)))[:, :d_model]
+    pairs = ops.reshape(pairs, (-1, 2 * len(frequencies)))[:, :d_model]  # [T, d_model], interleaved
     return pairs if kind == "sinusoidal" else ops.concatenate([pairs[:, 0::2], pairs[:, 1::2]], axis=-1)
 
 
@@ -57,6 +61,8 @@ class Positions(Layer):
     first_position = 0
 
     def add_table(self, initializer: Any) -> None:
+        # Sinusoids have no weights: the two "produced nearly identical results" (row E of Table 3), and sinusoids "may
+        # allow the model to extrapolate to sequence lengths longer than the ones encountered during training".
         if self.positions == "learned":
             shape = (self.max_length, self.d_model)
             self.position_embeddings = self.add_weight(shape, initializer, name="position_embeddings")
@@ -223,7 +229,9 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
     def embed(self, ids: Tensor, position: Tensor = None, training: bool | None = None) -> Any:
         """Embeds ids [B, T] at `position` [T] as a call does, for a caller that makes its own mask."""
         ids = ops.cast(ids, "int32")
-        embeddings = self.rows(ids) * self.d_model**0.5 if self.scale else self.rows(ids)
+        # "In the embedding layers, we multiply those weights by sqrt(d_model)."
+        embeddings = self.rows(ids) * self.d_model**0.5 if self.scale else self.rows(ids)  # [B, T, d]
+        # The sum is float32 under every policy, and is rounded once.
         encoding = self.encoding_of(ids) if position is None else self.encoding(position)
         return self._drop(ops.cast(embeddings + encoding, self.compute_dtype), training=training)
 
@@ -252,6 +260,7 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
         if isinstance(x, keras.KerasTensor) and softmax_weights is None:
             # In a functional model this must be a call of the layer, so that the table stays shared.
             return self(x, reverse=True)
+        # The softmax after it is float32 under every policy, in the loss and in a search.
         product = self.product if softmax_weights is None else functools.partial(ops.matmul, x2=softmax_weights)
         logits = ops.cast(by_row(product, x), "float32")
         return logits + self.logits_bias if self.use_bias else logits

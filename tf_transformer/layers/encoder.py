@@ -1,4 +1,9 @@
-"""The encoder's layer: the left half of Figure 1 (section 3.1)."""
+"""The encoder's layer: the left half of Figure 1 (section 3.1).
+
+"Each layer has two sub-layers. The first is a multi-head self-attention mechanism, and the second is a simple,
+position-wise fully connected feed-forward network. We employ a residual connection around each of the two sub-layers,
+followed by layer normalization."
+"""
 
 from typing import Any
 
@@ -42,6 +47,8 @@ class TransformerLayer(Layer):
         self.norm_first = norm_first
         self.use_bias = use_bias
         self.epsilon = epsilon
+
+    # Children get `dtype_policy`, since a layer made inside `build` would have Keras's default policy.
 
     def make_attention(self, name: str) -> MultiHeadAttention:
         options = self.num_heads, self.d_k, self.d_v, self.attention_dropout, self.use_bias
@@ -111,14 +118,15 @@ class EncoderLayer(TransformerLayer):
         training: bool | None = None,
         x_mask: Tensor = None,
     ) -> Any:
-        inputs = self.self_attention_norm.sublayer_input(x)
-        kv = self.self_attention.project(inputs)
+        inputs = self.self_attention_norm.sublayer_input(x)  # x itself, unless norm_first
+        kv = self.self_attention.project(inputs)  # [B, h, S, d_k], [B, h, S, d_v]
+        # Padding is masked as a key, not as a query. Its outputs are computed too, and every later mask hides them.
         allowed = intersect(attention_mask, as_key_mask(x_mask if mask is None else mask))
         if use_causal_mask:
             allowed = intersect(allowed, causal_mask(ops.shape(x)[1]))
         attended, scores = self.attend_to_itself(inputs, kv, allowed, return_attention_scores, training)
-        x = self.self_attention_norm(x, attended, training=training)
-        output = self.feed_forward(self.feed_forward_norm.sublayer_input(x))
+        x = self.self_attention_norm(x, attended, training=training)  # LayerNorm(x + Sublayer(x))
+        output = self.feed_forward(self.feed_forward_norm.sublayer_input(x))  # [B, S, d]
         x = self.feed_forward_norm(x, output, training=training)
         return (x, scores) if return_attention_scores else x
 

@@ -38,7 +38,8 @@ class Rematerialized(keras.layers.Layer):
         return registry.find("services", "rematerialized")(self, layer_call, *args, **kwargs)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        # Traces `call`: outputs and dtypes depend on the arguments, of which `compute_output_shape` has only shapes.
+        # Traces `call`, even though Keras would ask `compute_output_shape` first: outputs and their dtypes depend on
+        # arguments such as `return_attention_scores`, of which that method has only shapes.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
 
@@ -56,7 +57,8 @@ class Layer(Rematerialized):
         Raises:
             BadInput: If a tensor has another number of axes than documented, or a mask holds floats.
         """
-        # Not in `call`: Keras would surround the message with its own lines.
+        # Not in `call`: Keras would surround the message with its own lines. Nor in `build`, which sees only the first
+        # call, and no masks.
         names = [*_signature(type(self).call).parameters][1:]
         inputs = dict(zip(names, args, strict=False)) | kwargs
         if inputs.get("reverse"):  # An embedding's logits: the first argument holds vectors, not ids.
@@ -81,7 +83,7 @@ class Layer(Rematerialized):
         return super().get_config() | {name: getattr(self, name) for name in names} | quantized_inside(self)
 
 
-_signature = functools.lru_cache(inspect.signature)
+_signature = functools.lru_cache(inspect.signature)  # an eager search calls each layer once per token
 
 
 def _mismatch(name: str, value: Any) -> str:

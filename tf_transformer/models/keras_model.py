@@ -197,6 +197,8 @@ class KerasModel(Model):
             BadInput: If all weights are frozen, `class_weight` is passed, or an id is out of range. Ids in arrays are
                 checked before the first step. Others are checked in the step, if TensorFlow can raise there, on a CPU.
         """
+        # On a GPU, TensorFlow's gather returns zeros for ids beyond the table, and training would continue. So ids in
+        # arrays are checked before the first step.
         self._check_training(kwargs)
         arguments = dict(zip(("x", "y"), args, strict=False)) | kwargs
         x, labels = arguments.get("x"), arguments.get("y")

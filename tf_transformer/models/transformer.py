@@ -1,4 +1,10 @@
-"""The Transformer: Figure 1 as a whole (section 3)."""
+"""The Transformer: Figure 1 as a whole (section 3).
+
+"The encoder maps an input sequence of symbol representations (x_1, ..., x_n) to a sequence of continuous
+representations z = (z_1, ..., z_n). Given z, the decoder then generates an output sequence (y_1, ..., y_m) of symbols
+one element at a time." `call` is the whole figure, for training. A search calls `encode` once, then `decode_step` for
+each token.
+"""
 
 from typing import Any, ClassVar, NamedTuple
 
@@ -56,7 +62,7 @@ class Transformer(KerasModel):
     @checked
     def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        # In 16 bits, ids that arrive as floats would be rounded.
+        # Keras would cast ids that arrive as floats to the compute dtype, and 16 bits round them.
         self.autocast = False
         self.config = config
         self.embedding = self.make_embedding()
@@ -96,6 +102,8 @@ class Transformer(KerasModel):
 
     def build(self, input_shape: Shape = None) -> None:
         """Creates all weights. Their sizes come from the configuration."""
+        # One table for both sides and for the logits: "we share the same weight matrix between the two embedding layers
+        # and the pre-softmax linear transformation" (section 3.4).
         self.embedding.build((None, None))
         shape = (None, None, self.config.d_model)
         for encoder_layer in self.encoder_layers:
@@ -123,8 +131,9 @@ class Transformer(KerasModel):
         Returns:
             Memory [B, S, d], its padding mask [B, S] and, if requested, each layer's attention weights [B, h, S, S].
         """
+        # The mask is made here, once, and passed by name. Layers park nothing on tensors.
         mask = padding_mask(source) if mask is None else mask
-        x, scores = self.embed_source(source, training), []
+        x, scores = self.embed_source(source, training), []  # [B, S, d]
         for layer in self.encoder_layers:
             if return_attention_scores:
                 x, layer_scores = layer(x, mask=mask, return_attention_scores=True, training=training)
@@ -168,7 +177,7 @@ class Transformer(KerasModel):
         source, target = inputs
         # Passed on to every layer: Keras's step on JAX calls this method directly, so layers cannot infer `training`.
         option: dict[str, Any] = {"return_attention_scores": return_attention_scores, "training": training}
-        memory, memory_mask, encoder_scores = self.encode(source, **option)
+        memory, memory_mask, encoder_scores = self.encode(source, **option)  # [B, S, d], [B, S]
         logits, decoder_scores, cross_scores = self.decode(target, memory, memory_mask, **option)
         if return_attention_scores:
             return logits, AttentionScores(encoder_scores, decoder_scores, cross_scores)
@@ -180,7 +189,8 @@ class Transformer(KerasModel):
 
     def softmax_weights(self) -> Any:
         """Returns the softmax's weights for a loop of `decode_step`, or `None` if the stored embeddings will do."""
-        # In int8 and bfloat16, the matmul with the stored embeddings is at least as fast.
+        # Transposed once per search, and not at every token. In int8 and bfloat16, the matmul with the stored
+        # embeddings is at least as fast.
         return None if self.embedding.embeddings.dtype in ("bfloat16", "int8") else self.embedding.softmax_weights()
 
     def decode_step(
@@ -213,7 +223,7 @@ class Transformer(KerasModel):
             Logits [B, T, V] and the new cache. If requested, each layer's weights of self-attention [B, h, T, C] and of
             cross-attention [B, h, T, S].
         """
-        x, new_cache, self_scores, cross_scores = self.embedding.embed(target, position), [], [], []
+        x, new_cache, self_scores, cross_scores = self.embedding.embed(target, position), [], [], []  # x: [B, T, d]
         for layer, layer_cache in zip(self.decoder_layers, cache, strict=True):
             x, layer_cache, of_self, of_cross = layer(
                 x,
@@ -221,7 +231,7 @@ class Transformer(KerasModel):
                 attention_mask=attention_mask,
                 cache=layer_cache,
                 slot=slot,
-                return_attention_scores=True,
+                return_attention_scores=True,  # computed anyway, and dropped from the graph if nothing uses them
             )
             new_cache.append(layer_cache)
             self_scores.append(of_self)

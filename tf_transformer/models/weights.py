@@ -30,6 +30,7 @@ def copy_weights(model: keras.Model, source: keras.Model) -> None:
     dtype = model.dtype_policy.name
     if {dtype, source.dtype_policy.name} != {"int8"} and any(weight.dtype == "int8" for weight in source.weights):
         raise BadInput(f"expected a model in another dtype than int8 to convert to {dtype}, got weights of 8 bits")
+    # Adapters become part of their matrices, W + scale * A B, and their factors have no counterpart in `model`.
     changes, factors = {}, set()
     for matrix, a, b, scale in adapters(source):
         changes[id(matrix)] = scale * ops.convert_to_numpy(ops.matmul(a, b))
@@ -41,6 +42,7 @@ def copy_weights(model: keras.Model, source: keras.Model) -> None:
         )
         old = [weight for weight in old if id(weight) not in factors]
         values = [np.asarray(ops.convert_to_numpy(weight)) + changes.get(id(weight), 0) for weight in old]
+        # An 8-bit layer makes its integers and scales from a float layer's weights.
         if hasattr(layer, "rounded") and type(layer) is not type(other):
             values = layer.rounded(dict(zip([weight.name for weight in old], values, strict=True)))
         if (expected := [tuple(weight.shape) for weight in new]) != (got := [value.shape for value in values]):
@@ -78,6 +80,7 @@ def frozen_weights(model: keras.Model) -> list[str]:
 
     A matrix with an adapter counts as trainable if the adapter is.
     """
+    # A layer that is frozen as a whole is named once, which keeps a run's config.json short.
     factors = {id(factor) for _, a, b, _ in adapters(model) for factor in (a, b)}
     adapted = {id(matrix) for matrix, a, b, _ in adapters(model) if a.trainable or b.trainable}
     frozen: dict[str, dict[str, bool]] = {}  # {layer: {weight: is frozen}}
@@ -105,5 +108,6 @@ def freeze(model: keras.Model, parts: Iterable[str]) -> None:
 
 
 def _by_name(model: keras.Model) -> dict[str, keras.Variable]:
+    # Without the model's own name, which Keras numbers: the second model of a process is "transformer_1".
     scope = posixpath.commonpath([variable.path for variable in model.weights])
     return {posixpath.relpath(variable.path, scope): variable for variable in model.weights}

@@ -1,5 +1,8 @@
 """The serving contract: inputs and outputs of a SavedModel (savedmodels/README.md has the tables).
 
+`Export` is what `Translator.save` writes: `Signature`s, whose functions are those of `_Graph`, on a `Root`, which owns
+the weights. `serving.savedmodel` writes it to a directory.
+
 Every input is [batch], or [1] for an option. The first axis of every output is the batch and its other axes are fixed,
 so TensorFlow Serving can merge requests. No row ever raises, whatever it contains: that would fail its neighbors.
 """
@@ -47,6 +50,7 @@ class Signature(NamedTuple):
 
         # TensorFlow reads names and defaults of inputs from the Python signature.
         call.__name__, call.__signature__ = self.name, inspect.Signature(inputs)  # type: ignore[attr-defined]
+        # [None], not [1], also for options: a server that merges requests concatenates all of their inputs.
         dtypes = [tf.string for _ in self.texts] + [default.dtype for default in self.options.values()]
         specs = [tf.TensorSpec([None], dtype, name) for dtype, name in zip(dtypes, names, strict=True)]
         return tf.function(call, input_signature=specs, autograph=False)
@@ -69,7 +73,7 @@ class Root(tf.Module):
     ) -> None:
         super().__init__()
         require_tensorflow("a SavedModel")
-        check_finite(model.weights)
+        check_finite(model.weights)  # a model that diverged would answer every request with nonsense
         config = getattr(model, "config", None)
         self.config: dict[str, Any] | None = config and config.to_dict()
         # Raw variables, while Keras objects only live in closures. As attributes their weights would be stored twice,
@@ -145,6 +149,7 @@ class Export(Root):
         completions: bool = False,
         **metadata: Any,
     ) -> None:
+        # Defaults must be in the ranges of a request, or a client that sends them back would be clipped.
         values = translator.options | {"n_best": n_best, "max_length": max_length}
         highest = {"beam_size": max_beam_size, "n_best": max_beam_size, "max_length": max_length}
         of_request(values, highest | {"max_length": math.inf})
@@ -197,6 +202,7 @@ class _Graph:
 
     def _search(self, text: Tensor, exact_n: int, inputs: Mapping[str, Any], prefix: Tensor = None) -> Any:
         """Searches with the options among `inputs`, each [1] or [batch]."""
+        # In a graph no input raises, so all that Python's `request` checks is mended here.
         text, rows = tf.ensure_shape(text, [None]), {}
         for name, option in self.options.items():
             rows[name] = _per_row(name, inputs.get(name, self.defaults[name]), text)
@@ -242,6 +248,7 @@ class _Graph:
     def details(self, text: Tensor, **inputs: Any) -> Any:
         source, *_, outputs, values = self._search(text, self.n_best, inputs)
         B, N, L = tf.shape(outputs.ids)[0], self.n_best, tf.shape(outputs.ids)[2]
+        # EOS is no token of the text, and an unfinished output has none.
         is_token = tf.range(L) < (outputs.lengths - tf.cast(outputs.finished, tf.int32))[:, :, tf.newaxis]  # [B, N, L]
         # L differs from batch to batch, and a server merges outputs only of fixed shapes.
         token_scores = tf.where(is_token, values.log_probs, 0.0)
@@ -266,6 +273,7 @@ class _Graph:
     def score(self, source: Tensor, target: Tensor, **inputs: Any) -> Any:
         source, target = (tf.ensure_shape(text, [None]) for text in (source, target))
         model = self.translator.with_languages(*self._languages_of(source, inputs))
+        # The score that a search would give this output, so that translations of others can be ranked by it.
         source_ids, _, cut = model.source(source)
         target_ids, _, target_cut = model.reference(target)
         log_probs = model.score_targets(source_ids, target_ids)

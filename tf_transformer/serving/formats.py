@@ -60,6 +60,7 @@ def _save(
 
 
 _TAKES = ("parser", "ensemble", "metadata", "scores", "check", "n_best", "max_length", "max_beam_size", "completions")
+# The module that writes it needs TensorFlow, and programs list formats in their help without it.
 SAVED_MODEL = Format("savedmodel", "a SavedModel", "savedmodels", DTYPES, frozenset(_TAKES), _save)
 
 

@@ -52,6 +52,7 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
         raise BadInput(f"path: expected a folder <name>/<integer version>, since a server finds no other, got {path}")
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     export.describe(name=path.absolute().parent.name, version=path.name, created=created)
+    # In a hidden folder, renamed when it is complete: a server loads a version as soon as it sees its folder.
     with new_folder(path) as folder:
         # Nodes of custom gradients, such as swish's, name tensors inside functions, which `compact` renames.
         saving = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
@@ -93,9 +94,11 @@ def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, li
     with reading(path, "a whole SavedModel of this package"), plainly_named(path) as plain:
         stored = tf.train.load_checkpoint(str(plain / "variables" / "variables"))
         shapes = stored.get_variable_to_shape_map()
+        # Before memory is allocated: a damaged index may claim any shape.
         shapes = {name: shape for name, shape in shapes.items() if name.startswith("weights/")}
         if sum(map(math.prod, shapes.values())) > size_of(path / "variables"):
             raise ValueError("weights larger than their file")
+        # The root's list `weights` numbers them, in the order of `model.weights`.
         names = sorted(shapes, key=lambda name: int(name.split("/")[1]))
         try:
             return metadata, tokenizer, [stored.get_tensor(name) for name in names]

@@ -43,6 +43,7 @@ def utf8(text: str | bytes) -> str:
 
 def valid(text: str | bytes) -> str:
     """Returns a text in which each invalid part of UTF-8, and each control character, is a space."""
+    # Most texts are printable, which Python checks faster than it encodes and decodes them.
     text = text if isinstance(text, str) and text.isprintable() else utf8(text)
     return text if text.isprintable() else text.translate(CONTROLS)
 

@@ -57,6 +57,7 @@ class Tokenizer:
         ids = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
         if ids != (PAD_ID, BOS_ID, EOS_ID, UNKNOWN_ID):
             raise BadInput(f"expected a SentencePiece model with pad, bos, eos, unk = 0, 1, 2, 3; got {ids}")
+        # The serialized model is kept: it is what files, SavedModels and other processes get.
         self.model = model
         self.processor = processor
         self.vocab_size: int = processor.vocab_size()
@@ -187,6 +188,8 @@ class Tokenizer:
         if vocab_size < least:
             raise BadInput(f"vocab_size: expected at least {least} (symbols, bytes, a piece), got {vocab_size}")
         written, failures = io.BytesIO(), list[Exception]()
+        # "byte-pair encoding, which has a shared source-target vocabulary" (section 5.1). With fallback to bytes no text
+        # is unknown, so a coverage below 1 keeps rare characters, such as a few Chinese ones, from filling the table.
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=_readable(sentences, failures),
@@ -202,6 +205,7 @@ class Tokenizer:
                 unk_id=UNKNOWN_ID,
                 control_symbols=[f" {control}" for control in controls],  # no piece has a space
                 user_defined_symbols=user_defined,
+                # SentencePiece would hold all sentences in memory.
                 input_sentence_size=sample,
                 shuffle_input_sentence=True,
                 num_threads=threads,
@@ -264,7 +268,7 @@ class Tokenizer:
     @checked
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Returns the text of each list of ids, like `detokenize`, without TensorFlow."""
-        rows = [[id for id in row if id > EOS_ID] for row in ids]
+        rows = [[id for id in row if id > EOS_ID] for row in ids]  # without padding, BOS and EOS
         return list(self.processor.decode(rows, num_threads=threads_for(rows))) if rows else []
 
     def tokens(self, ids: Iterable[int]) -> list[str]:

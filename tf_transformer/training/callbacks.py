@@ -57,6 +57,7 @@ class DevText:
     @checked
     def thinned(self, most: Count) -> "DevText":
         """Returns at most `most` evenly spaced sentences."""
+        # Not the first ones: neighbors in a corpus are alike.
         every = max(1, -(-len(self.source) // most))
         return DevText(self.metric, self.source[::every], self.references[::every])
 
@@ -110,6 +111,7 @@ class DevScore(keras.callbacks.Callback):
 
     def _show(self, epoch: int, name: str, outputs: list[str]) -> None:
         source, references = self.sets[name].source, self.sets[name].references
+        # Other sentences at each checkpoint, in turn.
         rows = [(epoch * self.show + i) % len(outputs) for i in range(min(self.show, len(outputs)))]
         width = shutil.get_terminal_size((120, 24)).columns - len("      -> ")
         for k in rows:
@@ -247,6 +249,7 @@ class StopOnNonFinite(keras.callbacks.Callback):
                 steps = f"steps {self.number - count + 1:,} to {self.number:,}"
                 raise BadInput(f"{steps}: a loss is not finite. The last checkpoint is from before it.")
             return
+        # The model counts such steps on the device, and stores their numbers in a ring, so each is found here at last.
         before, self.seen = self.seen, int(self.model.not_finite.numpy())
         if self.seen == before:
             return
@@ -287,6 +290,7 @@ class StopAfter(keras.callbacks.Callback):
         self.run, self.metric, self.count = run, metric, count
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        # Indices from the best row to the worst. The rows after the best one are checkpoints without a better score.
         order = self.metric.best_first([*self.run.history, logs])
         if order and sum(row > order[0] for row in order) >= self.count:
             say(f"  no better {self.metric.column} in {self.count:,} checkpoints")

@@ -1,4 +1,8 @@
-"""The callback that makes a run of a `fit`: it saves checkpoints, and resumes from the newest."""
+"""The callback that makes a run of a `fit`: it saves checkpoints, and resumes from the newest.
+
+Keras's `BackupAndRestore` keeps one backup until `fit` ends, without the history and the random state of dropout. This
+keeps several, with both, so a resumed training ends with the weights of an uninterrupted one.
+"""
 
 import contextlib
 import os
@@ -30,7 +34,7 @@ def exchange_averages(model: keras.Model) -> bool:
     if not getattr(optimizer, "use_ema", False):
         return False
     for weight, average in zip(model.trainable_weights, optimizer._model_variables_moving_average, strict=True):
-        value = np.array(convert_to_numpy(weight))
+        value = np.array(convert_to_numpy(weight))  # a copy, since the next line changes the weight
         weight.assign(average)
         average.assign(value)
     return True
@@ -289,7 +293,7 @@ class Checkpoints(keras.callbacks.Callback):
             logs["tokens/s"] = tokens / self.elapsed
         else:
             self.tokens = None
-        logs.pop("val_tokens", None)
+        logs.pop("val_tokens", None)  # the number of dev tokens is always the same
         logs["learning_rate"] = float(convert_to_numpy(self.model.optimizer.learning_rate))
         if hasattr(self.model, "gradient_norm"):  # TensorFlow only
             logs["gradient_norm"] = float(self.model.gradient_norm.numpy())
@@ -306,6 +310,8 @@ class Checkpoints(keras.callbacks.Callback):
         self._save(**({"stopped_of": self.stopped_of} if self.stopped_of else {}))
 
     def _save(self, **state: Any) -> None:
+        # The averages are what is stored as the model's weights: whoever loads the file gets the better model. The
+        # optimizer stores the others, from which training continues.
         self.before_saving()
         state |= self._counted() | ({"compiled": self._compiled} if self._compiled else {})
         self._use_averages(True)

@@ -1,4 +1,8 @@
-"""The optimizer (section 5.3): equation (3)'s learning rate, and Adam."""
+"""The optimizer (section 5.3): equation (3)'s learning rate, and Adam.
+
+"We used the Adam optimizer with beta_1 = 0.9, beta_2 = 0.98 and epsilon = 10^-9. We varied the learning rate over the
+course of training, according to the formula." `Trainer` passes these numbers. Adam's own defaults are Keras's.
+"""
 
 from typing import Any
 
@@ -29,7 +33,8 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.learning_rate_factor = learning_rate_factor
 
     def __call__(self, step: Tensor) -> Any:
-        # An optimizer's first step is 0, the paper's is 1.
+        # "increasing the learning rate linearly for the first warmup_steps training steps, and decreasing it thereafter
+        # proportionally to the inverse square root of the step number". An optimizer's first step is 0, the paper's 1.
         step_num = ops.cast(step, "float32") + 1.0
         rate = ops.minimum(step_num**-0.5, step_num * self.warmup_steps**-1.5)
         return self.learning_rate_factor * self.d_model**-0.5 * rate
@@ -105,6 +110,8 @@ class Adam(keras.optimizers.Adam):
             return super().update_step(gradient, variable, learning_rate)
         import tensorflow as tf
 
+        # m <- beta_1 m + (1 - beta_1) g, v <- beta_2 v + (1 - beta_2) g^2, and a step along m / (sqrt(v) + epsilon) with
+        # the usual corrections of both: one kernel reads and writes each of these arrays once.
         index, dtype = self._get_variable_index(variable), variable.dtype
         if isinstance(variable, keras.Variable):
             variable = variable.value

@@ -101,6 +101,7 @@ class Recipe:
     @checked
     def interval(self, steps: Count) -> int:
         """Returns the steps between checkpoints, about `eval_every`, so that the last one is at the end."""
+        # Equal intervals, so that the last checkpoint is at the last step and none is close before it.
         every = self.eval_every or min(1_500, -(-steps // 20))
         return -(-steps // max(1, round(steps / every)))
 

@@ -1,4 +1,8 @@
-"""A run's folder: settings, checkpoints and history. A killed run loses only the work since its last checkpoint."""
+"""A run's folder: settings, checkpoints and history. A killed run loses only the work since its last checkpoint.
+
+So every file is written under a temporary name first and then renamed, which a kill cannot interrupt halfway. A run that
+resumes checks what could have changed since: settings, optimizer, loss and the files' checksums.
+"""
 
 import contextlib
 import csv
@@ -161,6 +165,7 @@ class Run:
         Raises:
             BadInput: If another process trains there.
         """
+        # By folder and not by object, since a process may have several `Run`s of one folder.
         folder = self.path.resolve()
         if folder in self._locks or not self.writes:
             return False
@@ -223,7 +228,7 @@ class Run:
         folder = self.path / "checkpoints" / name
         if not self.writes:
             return folder
-        # Later checkpoints are damaged, since training resumed before them.
+        # 1. Which checkpoints to keep. Later ones are damaged, since training resumed before them.
         complete = [path for path in self.checkpoints() if path < folder and not path.name.endswith(STOPPED)]
         complete += [folder] * ("half_done" not in state)
         kept = complete[-2 if self.metric else -self.keep :]
@@ -232,6 +237,7 @@ class Run:
             rows = [row for row in self.history if row["step"] in by_step]
             best = [by_step[rows[i]["step"]] for i in self.metric.best_first(rows)[: self.keep]]
             state["best"], kept = [path.name for path in best], kept + best
+        # 2. Write the new one. A leading dot hides it from `checkpoints` until it is complete.
         temporary = folder.with_name(f".{folder.name}")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -245,6 +251,7 @@ class Run:
                 "history": self.history,
                 "sha256": checksum(weights),
             }
+            # To the disk before the rename: after a power failure, a renamed folder could hold empty files.
             write_json(temporary / "state.json", state)
             flush(temporary)
             shutil.rmtree(folder, ignore_errors=True)
@@ -254,6 +261,7 @@ class Run:
             shutil.rmtree(temporary, ignore_errors=True)
             last = ", ".join(path.name for path in self.checkpoints()[-1:]) or "none"
             raise OSError(f"{folder}: the checkpoint cannot be written: {error}; the last one kept: {last}") from error
+        # 3. Only now are others removed, so that a full disk leaves those that there were.
         for other in {*self.checkpoints()} - {*kept, folder}:
             shutil.rmtree(other)
         return folder
@@ -277,6 +285,7 @@ class Run:
         if not newest:
             return None
         folder, state = newest
+        # A `Trainer` compares settings in config.json. A model's own `compile` is only described in its checkpoints.
         if before := state.get("compiled"):
             rate = state["history"][-1].get("learning_rate") if state["history"] else None
             self._check_same(*_comparable(before, model, rate))
@@ -291,6 +300,7 @@ class Run:
             if stored != expected:
                 raise ValueError(f"expected {expected} variables of the optimizer, got {stored}")
             model.load_weights(weights)
+            # Weights are not all: dropout must go on with the random numbers that would have come next.
             wake_adapters(model)
             seeds, values = _seeds(model), [np.asarray(value) for value in state["seeds"]]
             are_integers = {value.dtype.kind for value in values} <= set("iu")

@@ -241,6 +241,7 @@ class Trainer:
 
     def _fit(self, until: int | None) -> None:
         """Opens or creates the run, then prepares tokenizer, data and model, and trains epoch by epoch."""
+        # 1. The folder: a new run, or one with these settings.
         run, recipe = self.run, self.recipe
         # A new run is locked below, after all input is checked, so that bad input leaves no folder.
         if (run.path / "config.json").exists():
@@ -248,12 +249,15 @@ class Trainer:
         exists = run.exists(self.settings)
         # Only now may a file change: all workers must have found the same ones.
         distribution.wait_for_all(self._strategy)
+        # 2. The vocabulary and, by it, the data. The tokenizer is written before config.json, since a folder with
+        # config.json is a run that can resume.
         tokenizer = self._tokenizer(exists)
         batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed, folder=run.path / IDS)
         batches, dev_batches = self._load_data(batching, exists)
         if self.writes:
             self._write_settings(exists, batching, batches)
 
+        # 3. How far to train, and the model, with the weights of the newest checkpoint.
         steps = self.steps = recipe.last_step(len(batches))
         end = until or steps
         if end > steps:
@@ -262,15 +266,18 @@ class Trainer:
         checkpoints = Checkpoints(run, None, steps, end, single_process=not distribution.is_a_worker(self._strategy))
         self.began = checkpoints.step
         model = self._prepare_model(checkpoints, until)
+        # A checkpoint without a score was saved by a process that was stopped while it scored the dev set.
         last = run.history[-1] if run.history and self.writes else {}
         if last.get("step") == checkpoints.step > 0 and self._metric.column not in last:
             checkpoints.complete(self._score_callbacks(model, tokenizer))
         finished = checkpoints.step >= end or (until is None and steps <= checkpoints.stopped_of)
         if not finished:
             say(f"a checkpoint and the dev set's score every {interval:,} steps")
+        # 4. Training. For Keras, the steps between two checkpoints are an epoch, whatever the data's epochs are.
         while checkpoints.step < end and not finished:
             # A run that was stopped within an epoch first completes it.
             epoch, done = divmod(checkpoints.step, interval)
+            # Nothing is saved after a step that was not finite, so a run can always go back to good weights.
             finite = StopOnNonFinite(batches, checkpoints.step, recipe.on_nan == "skip")
             checkpoints.before_saving = finite.check
             scores = self._score_callbacks(model, tokenizer)
@@ -285,6 +292,7 @@ class Trainer:
                         validation_steps=len(dev_batches),
                         shuffle=False,  # batches arrive shuffled
                         verbose=0,
+                        # In this order: a check, scores for the user's callbacks, a row with all their values, its line.
                         callbacks=[finite, *scores, *self.callbacks, checkpoints, progress(steps)],
                     )
                 except TrainingInterrupted as stop:
@@ -405,6 +413,7 @@ class Trainer:
         A subclass may return another model with the same weights.
         """
         recipe = self.recipe
+        # Directly before the weights are initialized: what the process did before must not change them.
         keras.utils.set_random_seed(recipe.seed)
         # The scope is not around `fit`, where only one worker creates variables, to translate the dev set.
         with distribution.scope(self._strategy):
@@ -429,6 +438,7 @@ class Trainer:
         if recipe.cooldown_steps:
             schedule = Cooldown(schedule, min(recipe.cooldown_steps, steps), steps)
         averages = {"use_ema": True, "ema_momentum": recipe.ema_momentum} if recipe.ema_momentum else {}
+        # "beta_1 = 0.9, beta_2 = 0.98 and epsilon = 10^-9" (section 5.3).
         adam = Adam(schedule, 0.9, 0.98, 1e-9, global_clipnorm=recipe.clip_norm, **averages)
         # At the end of each `fit`, Keras would overwrite the weights, which train on, with the averages.
         adam.finalize_variable_values = lambda weights: None

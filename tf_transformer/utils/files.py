@@ -120,6 +120,7 @@ def new_file(path: str | os.PathLike[str], rescue: Callable[[Path], None] | None
     _unfinished.add(temporary)
     try:
         yield temporary
+        # To the disk before the rename: after a power failure, the name could belong to an empty file.
         flush(temporary)
         if mode is not None:
             temporary.chmod(mode)
