@@ -49,7 +49,7 @@ def main(argv=None) -> list[dict]:
 
     from tf_transformer.data.text_files import read_text_pairs
     from tf_transformer.evaluation.bleu import bleu
-    from tf_transformer.serving.versions import size_of
+    from tf_transformer.utils.folders import size_of
 
     sources, references = read_text_pairs(args.source, args.reference)
     spawn = multiprocessing.get_context("spawn")  # Each engine has a process.

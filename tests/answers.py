@@ -8,7 +8,7 @@ from pathlib import Path
 from keras.ops import convert_to_numpy
 
 import tf_transformer as tt
-from tf_transformer.inference.loading import trained
+from tf_transformer.inference.translator import trained
 
 
 def outputs_of(model, texts):

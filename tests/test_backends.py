@@ -18,7 +18,7 @@ from matrix import FAMILIES
 from test_lazy import MISSING
 
 import tf_transformer as tt
-from tf_transformer.inference.loading import trained
+from tf_transformer.inference.translator import trained
 
 NAMES = ["masks", "attention", "embedding", "dropout", "sublayers", "encoder", "decoder", "model", "ensemble"]
 NAMES += ["optimizer", "training", "conformance", "conformance_files", "conformance_training", "search"]

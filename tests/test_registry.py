@@ -16,7 +16,7 @@ from pathlib import Path
 
 import tf_transformer as tt
 from tf_transformer.inference.engine import Hypothesis, Engine, TranslationResult
-from tf_transformer.inference.openers import Opener
+from tf_transformer.inference.loading import Opener
 from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.models.families import Family
 from tf_transformer.serving.formats import Format

@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     sentences = args.sentences or [line.decode("utf-8", "replace") for line in lines_in(sys.stdin.buffer)]
     load_backend()
     import tf_transformer as tt
-    from tf_transformer.inference.loading import trained
+    from tf_transformer.inference.translator import trained
 
     if not sentences:
         raise tt.BadInput("expected a sentence, got none")

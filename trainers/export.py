@@ -72,8 +72,9 @@ def main(argv: list[str] | None = None) -> None:
     args, format, fixed = arguments(argv)
     load_backend()
     import tf_transformer as tt
-    from tf_transformer.serving.versions import next_version, publish, size_of
+    from tf_transformer.serving.formats import next_version, publish
     from tf_transformer.training.run import Run
+    from tf_transformer.utils.folders import size_of
 
     from .publishing import read_dev, say_dtypes
 
@@ -114,7 +115,7 @@ def main(argv: list[str] | None = None) -> None:
 def load(args: argparse.Namespace, settings: dict[str, Any]) -> Any:
     """Loads the averaged runs or the checkpoint in float32, and prints which."""
     import tf_transformer as tt
-    from tf_transformer.inference.loading import trained
+    from tf_transformer.inference.translator import trained
     from tf_transformer.training.recipe import Recipe
     from tf_transformer.training.run import Run
     from tf_transformer.utils.reading import made_of

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     import tf_transformer as tt
     from tf_transformer.extensions.parsing import evalb, treebank
     from tf_transformer.extensions.parsing.corpus import TreebankCorpus, words_of, wsj
-    from tf_transformer.serving.versions import next_version
+    from tf_transformer.serving.formats import next_version
 
     from . import costs
     from .publishing import DEV, TEST, averaged, is_complete, plan_of, publish, record, search_of, show_plan

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.terminal import quiet_stderr
 
 from .command import add_call_options, engine, load_tensorflow, model_name, of_calls, options, positive, run_program

@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> None:
     import tf_transformer as tt
     from tf_transformer.extensions.records.records import Records
     from tf_transformer.models.families import load_tokenizer
-    from tf_transformer.serving.versions import next_version
+    from tf_transformer.serving.formats import next_version
 
     from .publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from examples.claims.plan import NAMES, SIZES, Line, experiments
 from examples.claims.run import RESULTS, read
-from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import write_text
+from tf_transformer.utils.lazy import import_extra
 from trainers.command import options, run_program
 
 PAGE = Path(__file__).parents[2] / "docs/explanation/claims.md"

@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     from examples.multi30k.corpus import Methods, StagedCorpus
     from examples.multi30k.stages import StagedTrainer
     from examples.multi30k.teachers import learn_from_teachers
-    from tf_transformer.serving.versions import next_version
+    from tf_transformer.serving.formats import next_version
     from trainers.publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 
     # TensorFlow's devices can only be set before it computes anything.

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
-from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import write_text
+from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.terminal import say
 
 PAPER = {  # Table 3: perplexity and BLEU of newstest2013, millions of parameters where they differ from base

@@ -15,11 +15,11 @@ from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.extensions.compression import graphs
 from tf_transformer.extensions.conformance import check as checking
 from tf_transformer.extensions.conformance.check import Finding
+from tf_transformer.serving import formats
 from tf_transformer.serving import savedmodel as publish
-from tf_transformer.serving import versions
 from tf_transformer.serving.contract import Export, Root
+from tf_transformer.serving.formats import next_version
 from tf_transformer.serving.savedmodel import BATCH_SIZES, new_folder, save_export
-from tf_transformer.serving.versions import next_version
 
 
 def test_saving_is_atomic(translator, saved, monkeypatch):
@@ -175,16 +175,16 @@ def test_a_version_taken_by_another_process(light, tmp_path, monkeypatch):
                 (theirs / "theirs").touch()
 
     monkeypatch.setattr(tf.saved_model, "save", slowly)
-    path = versions.publish(writer(light()), root)
+    path = formats.publish(writer(light()), root)
     assert path == root / "5" and versions_in(path) == ("5", "5")
     assert sorted(folder.name for folder in root.iterdir()) == ["2", "3", "4", "5"]
     assert [[file.name for file in (root / name).iterdir()] for name in "34"] == [["theirs"], []]
 
     taken.append("7")
     with pytest.raises(FileExistsError, match="name/7 exists by now"):
-        versions.publish(writer(light()), root, version=7)
+        formats.publish(writer(light()), root, version=7)
     with pytest.raises(FileExistsError, match="name/7 exists$"):
-        versions.publish(writer(light()), root, version=7)
+        formats.publish(writer(light()), root, version=7)
     assert sorted(folder.name for folder in root.iterdir()) == ["2", "3", "4", "5", "7"]
 
 
@@ -200,7 +200,7 @@ def test_two_that_publish_at_once(light, tmp_path, monkeypatch):
     monkeypatch.setattr(tf.saved_model, "save", at_once)
     exports = [light(), light()]
     with ThreadPoolExecutor(2) as pool:
-        paths = list(pool.map(lambda export: versions.publish(writer(export), tmp_path / "name"), exports))
+        paths = list(pool.map(lambda export: formats.publish(writer(export), tmp_path / "name"), exports))
     assert (
         sorted(path.name for path in paths) == sorted(path.name for path in (tmp_path / "name").iterdir()) == ["1", "2"]
     )

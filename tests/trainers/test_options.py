@@ -14,9 +14,8 @@ from programs import fails, options, run_python, trainer_of
 
 import tf_transformer as tt
 from tf_transformer.data.corpus import languages_of
-from tf_transformer.inference import loading
 from tf_transformer.inference.engine import Engine, Hypothesis, TranslationResult
-from tf_transformer.serving import versions
+from tf_transformer.serving import formats
 from tf_transformer.utils.terminal import Progress
 from trainers import attention, evaluate, export, prepare, translate, translation
 from trainers.__main__ import PROGRAMS
@@ -101,7 +100,7 @@ def test_options_arrive_at_the_trainer(text, tmp_path):
 @pytest.mark.parametrize(("more", "expected"), [([], "demo"), (["--run", "runs/x/name"], "name")])
 def test_a_savedmodel_without_a_name_has_the_run_s(more, expected, monkeypatch):
     folders = []
-    monkeypatch.setattr(versions, "next_version", folders.append)
+    monkeypatch.setattr(formats, "next_version", folders.append)
     trainer_of(translation, more)
     assert folders == [Path("savedmodels") / expected]
 
@@ -212,7 +211,7 @@ def test_more_metrics_are_scored(text, capsys):
 
 def test_bad_options_of_attention(translator, tmp_path, capsys, monkeypatch):
     assert "a checkpoint, found no config.json" in fails(attention, ["--model", tmp_path, "a"], capsys)
-    monkeypatch.setattr(loading, "trained", lambda path: translator)
+    monkeypatch.setattr("tf_transformer.inference.translator.trained", lambda path: translator)
     argv = ["--model", "saved", "--html", tmp_path / "page.html"]
     for change, message in [
         ([""], "sentence 1: expected a sentence, got an empty text"),

@@ -20,8 +20,8 @@ from programs import ROOT, fails, options
 import tf_transformer as tt
 from tf_transformer.extensions.conformance import check as checking
 from tf_transformer.serving import savedmodel as publish
-from tf_transformer.serving import versions
 from tf_transformer.training.run import Run
+from tf_transformer.utils import folders
 from trainers import evaluate, export, translate, translation
 
 
@@ -176,7 +176,7 @@ def publish_again(tmp_path, text, run, metrics, capsys):
     dev = ["--dev", str(text / "dev.en"), str(text / "dev.de"), "--beam-size", "2"]
     options = ["--dtype", "bfloat16", "--n-best", "3", "--max-length", "31"]
     save = mock.patch.object(publish, "save_export", side_effect=lambda export, path, checked: path.mkdir(parents=True))
-    with save as save, mock.patch.object(versions, "size_of", return_value=0):
+    with save as save, mock.patch.object(folders, "size_of", return_value=0):
         for more in ([*dev, *options], [], ["--run", str(run), str(run), "--no-check"]):
             export.main([*argv, *more])
     printed = capsys.readouterr().out

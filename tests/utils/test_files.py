@@ -18,7 +18,7 @@ from tf_transformer.extensions.interop.families import hub
 from tf_transformer.extensions.interop.formats.ctranslate2 import save as save_ctranslate2
 from tf_transformer.extensions.parsing import treebank
 from tf_transformer.inference.savedmodel import SavedModel
-from tf_transformer.serving.versions import next_version
+from tf_transformer.serving.formats import next_version
 from tf_transformer.training.losses import average_weights
 from tf_transformer.training.run import Run
 from tf_transformer.utils import files, folders

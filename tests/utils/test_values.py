@@ -21,7 +21,7 @@ import pytest
 import tf_transformer as tt
 from tf_transformer.decoding.search_options import SearchOptions
 from tf_transformer.serving.contract import Export
-from tf_transformer.serving.versions import publish
+from tf_transformer.serving.formats import publish
 from tf_transformer.utils.values import MOST, Count, Fact, Seed, checked, convert, documentation, folded
 from trainers import costs
 

@@ -5,7 +5,7 @@ records is such a folder. A batch has pairs of similar length and about as many 
 of batch N follow from a seed and N, so a training resumes anywhere without reading earlier batches.
 
 Why NumPy and not `tf.data`: with an index into flat arrays, a few operations make a whole batch, in any order and
-without a backend. A pipeline has operations for each pair, many times slower, and is resumed by reading what came before.
+without a backend. A pipeline has operations for each pair, many times slower, and resumes by reading what came before.
 """
 
 import abc

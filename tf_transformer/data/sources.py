@@ -1,7 +1,7 @@
 """Sources of pairs: the interface, text files, lists, and a source without the dev set that is held out of it.
 
-A source has its pairs in a fixed order, with numbers. Workers read it in shards, bad pairs are skipped or an error, and
-`batches.tokenized` turns its rows into ids. `tt.sources` has more: Parquet, TensorFlow Datasets, several sources together.
+A source has its pairs in a fixed order, with numbers, which workers read in shards. `batches.tokenized` turns its rows
+into ids. `tt.sources` has more: Parquet, TensorFlow Datasets, several sources together.
 """
 
 import abc
@@ -446,10 +446,8 @@ class HeldOut(Wrapper):
         return (of_target, of_source) not in dev
 
     def _hashes(self, source: bytes, target: bytes) -> tuple[int, int]:
-        return _hash(untagged(source, self.symbols)), _hash(target)
-
-
-def _hash(text: bytes) -> int:
-    # `hash` is salted in each process, but a run that resumes needs the same split. Texts that differ only in outer
-    # white space are the same.
-    return int.from_bytes(hashlib.blake2b(text.strip(), digest_size=8).digest())
+        # `hash` is salted in each process, but a run that resumes needs the same split. Texts that differ only in outer
+        # white space are the same.
+        texts = untagged(source, self.symbols).strip(), target.strip()
+        of_source, of_target = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) for text in texts)
+        return of_source, of_target

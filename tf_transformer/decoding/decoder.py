@@ -1,7 +1,7 @@
 """Adapts a Transformer to the search, which calls it token by token, with a cache.
 
-The model's `DecoderCache` holds `KeyValue`s, whose `write` adds the newest keys and values. Each loop of a search allows
-another way to write, so each has a class here. The model's own `call` does not know which one it has.
+The model's `DecoderCache` holds `KeyValue`s, whose `write` adds the newest keys and values. Each loop of a search
+allows another way to write, so each has a class here.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -27,7 +27,7 @@ def require_tensorflow(what: str) -> None:
         raise BadInput(f"expected KERAS_BACKEND=tensorflow, since {what} needs it, got {BACKEND}")
 
 
-# Sizes. Known ones are Python integers. Static shapes compile to faster kernels, and converters to other engines need them.
+# Known sizes are Python integers. Static shapes compile to faster kernels, and converters to other engines need them.
 
 
 def size(x: Tensor, axis: int) -> Any:

@@ -1,8 +1,8 @@
 """Beam search with length penalty (section 6.1). Greedy search is beam search with one beam.
 
 This module holds the interface of the search, and its loop of fixed shapes. `decoding.beams` is one step, and
-`decoding.growing` is TensorFlow's loop, in which sentences leave and the cache grows. Both loops call one step, so their
-results are equal. `decoding.decoder` makes a `Transformer` a `Decoder`.
+`decoding.growing` is TensorFlow's loop, in which sentences leave and the cache grows. Both loops run the same step.
+`decoding.decoder` makes a `Decoder` of a `Transformer`.
 
 Axes: B sentences, K beams, L the longest output, C cache slots, V vocabulary.
 """

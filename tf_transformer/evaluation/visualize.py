@@ -15,7 +15,7 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.models.transformer import AttentionScores
-from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.values import between, checked
 
 Layer = Annotated[int, between(-10_000, 9_999)]

@@ -4,30 +4,58 @@ It loads neither Keras nor TensorFlow before an engine needs them.
 """
 
 import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tf_transformer import registry
 from tf_transformer.inference.engine import Engine
-from tf_transformer.inference.openers import SPECIAL, Opener, opener_of
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.folders import SAVED_MODEL as SAVED_MODEL_FILE
-from tf_transformer.utils.folders import found_in, holds
+from tf_transformer.utils.folders import folders_of, found_in, holds
 from tf_transformer.utils.lazy import lazily
-from tf_transformer.utils.terminal import quiet_import
 from tf_transformer.utils.type_names import Folders
 from tf_transformer.utils.values import BadInput, Count, checked
 
 if TYPE_CHECKING:
-    from tf_transformer.inference import rebuild, savedmodel
+    from tf_transformer.inference import savedmodel
+    from tf_transformer.serving import savedmodel as written
 else:
-    rebuild = lazily("tf_transformer.inference.rebuild", "a SavedModel")
+    written = lazily("tf_transformer.serving.savedmodel", "a SavedModel")
     savedmodel = lazily("tf_transformer.inference.savedmodel", "a SavedModel")
+
+SPECIAL = ("threads", "average_last", "step", "family", "revision")  # options that only some kinds of models take
+
+
+@dataclass(frozen=True)
+class Opener:
+    """Entry of the registry that recognizes and opens one kind of model.
+
+    Attributes:
+        title: Name of the kind in a sentence.
+        can_open: Returns whether a path, an address such as gs://bucket/model or a name holds such a model. It loads no
+            framework and reads little.
+        open: Returns the `Engine` of a path, or of a list of paths if `several`, with `load`'s options.
+        rebuild: Returns the model of a path as `Rebuilt`. `None` if its weights cannot be read back.
+        takes: Options of `SPECIAL` that it takes.
+        several: Whether several paths can be opened together. Then it gets a list, even for one path.
+        trains: Whether `open` returns a Keras model.
+    """
+
+    title: str
+    can_open: Callable[[str], bool]
+    open: Callable[..., Engine]
+    rebuild: Callable[..., Any] | None = None
+    takes: frozenset[str] = frozenset()
+    several: bool = False
+    trains: bool = False
+
 
 SAVED_MODEL = Opener(
     title="a SavedModel",
     can_open=lambda path: "://" in path or holds(path, SAVED_MODEL_FILE),
     open=lambda path, **options: savedmodel.SavedModel(path, **options),
-    rebuild=lambda path: rebuild.from_saved_model(path),
+    rebuild=lambda path: written.from_saved_model(path),
     takes=frozenset({"threads"}),
 )
 
@@ -77,16 +105,38 @@ def load(
     return opener.open(where, **arguments)
 
 
-def trained(path: Folders, **options: Any) -> Any:
-    """Loads a Keras model like `Translator.from_pretrained`, as a `Translator` or as the engine of its task."""
-    with quiet_import():
-        from tf_transformer.inference.translator import Translator
+def opener_of(path: Folders, options: Mapping[str, Any], rebuilds: bool = False) -> tuple[Opener, Any]:
+    """Returns the first registered engine that can open a path, and the path, or a list if it opens `several`.
 
-    options = {name: value for name, value in options.items() if value is not None}
-    # A run's engine depends on its task, which its config.json names. A SavedModel's depends on its tokenizer.
-    opener, where = opener_of(path, {name: options[name] for name in SPECIAL if name in options}, rebuilds=True)
-    if opener.trains:
-        return opener.open(where, **options)
-    translator = Translator.from_pretrained(path, **options)
-    tasks = registry.everything("tasks").values()
-    return next((task.engine(translator) for task in tasks if task.recognizes(translator.tokenizer)), translator)
+    It takes the `options` of `SPECIAL`, and can rebuild the Keras model if it `rebuilds`. Raises `BadInput` if there is
+    no such engine.
+    """
+    # Keep the path as the user wrote it: "mine" may be a name on the Hub, "./mine" is always a path.
+    if isinstance(path, str | os.PathLike):
+        paths = [os.fspath(path)]
+        if "://" not in paths[0]:
+            user_path(path)
+    else:
+        paths = [str(folder) for folder in folders_of(path)]
+    # In the registry's order. The last of ours, a checkpoint, also takes names that exist only on the Hub.
+    tried = list[Opener]()
+    for name in registry.names("engines"):
+        opener: Opener = registry.find("engines", name)
+        if rebuilds and not opener.rebuild:
+            continue
+        tried.append(opener)
+        chosen = {"family", "revision"} & options.keys()
+        is_one = opener.several or len(paths) == 1
+        if is_one and chosen <= opener.takes and (chosen or all(map(opener.can_open, paths))):
+            for option in options.keys() - opener.takes:
+                raise BadInput(f"{option}: expected a model that takes it, got {opener.title}, {', '.join(paths)}")
+            return opener, paths if opener.several else paths[0]
+    if len(paths) > 1:
+        unopened = [path for path in paths if not any(opener.several and opener.can_open(path) for opener in tried)]
+        if not unopened:
+            raise BadInput(f"{', '.join(options)}: expected one model with it, got an ensemble of {len(paths)} runs")
+        raise BadInput(
+            f"{unopened[0]}: expected a run, since several paths are an ensemble of runs, {found_in(unopened[0])}"
+        )
+    titles = [opener.title for opener in tried]
+    raise BadInput(f"expected {', '.join(titles[:-1])} or {titles[-1]}, {found_in(paths[0], 'config.json')}")

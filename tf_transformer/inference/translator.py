@@ -26,8 +26,8 @@ from tf_transformer.inference.engine import (
     strings_in,
     warned,
 )
-from tf_transformer.inference.openers import opener_of
-from tf_transformer.inference.rebuild import Rebuilt
+from tf_transformer.inference.loading import SPECIAL, opener_of
+from tf_transformer.models.families import Rebuilt
 from tf_transformer.models.transformer import Attention, AttentionScores, Transformer
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.strings import truncate_texts
@@ -453,3 +453,15 @@ class Translator(TextModel, Engine):
         model = self.model.merged()
         translator = self if model is self.model else self.replace(model=model)
         return contract.Export(translator, **(self.export_options | options))
+
+
+def trained(path: Folders, **options: Any) -> Any:
+    """Loads a Keras model like `Translator.from_pretrained`, as a `Translator` or as the engine of its task."""
+    options = {name: value for name, value in options.items() if value is not None}
+    # A run's engine depends on its task, which its config.json names. A SavedModel's depends on its tokenizer.
+    opener, where = opener_of(path, {name: options[name] for name in SPECIAL if name in options}, rebuilds=True)
+    if opener.trains:
+        return opener.open(where, **options)
+    translator = Translator.from_pretrained(path, **options)
+    tasks = registry.everything("tasks").values()
+    return next((task.engine(translator) for task in tasks if task.recognizes(translator.tokenizer)), translator)

@@ -1,9 +1,5 @@
 """Attention (section 3.2): equation (1) as a function, and the multi-head layer around it.
 
-"An attention function can be described as mapping a query and a set of key-value pairs to an output." Figure 1 uses it
-three times (section 3.2.3): from each source position to all of them, from each target position to those before it, and
-from the target to the encoder's output.
-
 Axes: B batch, T target or query, S source or key, h heads, d model.
 """
 
@@ -193,6 +189,9 @@ class MultiHeadAttention(Layer):
         joined = ops.reshape(ops.einsum("bhtd->bthd", output), (-1, self.num_heads * kv.value.shape[-1]))
         projected = self.output_projection(joined)  # [B * T, d]
         return ops.reshape(projected, (*ops.shape(query)[:-1], projected.shape[-1])), scores
+
+    # Figure 1 has three uses of this call (section 3.2.3): from each source position to all of them, from each target
+    # position to those before it, and, with a `value`, from the target to the encoder's output.
 
     def call(
         self,

@@ -1,8 +1,7 @@
 """The decoder's layer: the right half of Figure 1 (section 3.1).
 
-"In addition to the two sub-layers in each encoder layer, the decoder inserts a third sub-layer, which performs
-multi-head attention over the output of the encoder stack." Training, greedy search, beam search and serving all run
-`DecoderLayer.call`: on whole targets, or on the newest tokens with a cache of the earlier ones.
+Training, greedy search, beam search and serving all run `DecoderLayer.call`: on whole targets, or on the newest tokens
+with a cache of the earlier ones.
 """
 
 from typing import Any, NamedTuple
@@ -129,8 +128,8 @@ class DecoderLayer(TransformerLayer):
         attended, self_scores = self.self_attention.attend(inputs, target, attention_mask, training=training)
         x, cross_scores = self.self_attention_norm(x, attended, training=training), None
 
-        # "the queries come from the previous decoder layer, and the memory keys and values come from the output of the
-        # encoder" (section 3.2.3).
+        # "In addition to the two sub-layers in each encoder layer, the decoder inserts a third sub-layer, which
+        # performs multi-head attention over the output of the encoder stack."
         if kv is not None:
             inputs, memory_mask = self.cross_attention_norm.sublayer_input(x), as_key_mask(memory_mask)
             attended, cross_scores = self.cross_attention.attend(inputs, kv, memory_mask, training=training)

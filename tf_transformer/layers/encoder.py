@@ -1,9 +1,4 @@
-"""The encoder's layer: the left half of Figure 1 (section 3.1).
-
-"Each layer has two sub-layers. The first is a multi-head self-attention mechanism, and the second is a simple,
-position-wise fully connected feed-forward network. We employ a residual connection around each of the two sub-layers,
-followed by layer normalization."
-"""
+"""The encoder's layer: the left half of Figure 1 (section 3.1)."""
 
 from typing import Any
 
@@ -118,6 +113,8 @@ class EncoderLayer(TransformerLayer):
         training: bool | None = None,
         x_mask: Tensor = None,
     ) -> Any:
+        # "Each layer has two sub-layers. The first is a multi-head self-attention mechanism, and the second is a
+        # simple, position-wise fully connected feed-forward network."
         inputs = self.self_attention_norm.sublayer_input(x)  # x itself, unless norm_first
         kv = self.self_attention.project(inputs)  # [B, h, S, d_k], [B, h, S, d_v]
         # Padding is masked as a key, not as a query. Its outputs are computed too, and every later mask hides them.

@@ -186,8 +186,8 @@ def _normalized(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: Tensor) -> Any:
         def gradient(upstream: Tensor) -> Any:
             rows = tuple(range(len(x.shape) - 1))
             of_unit = upstream * gamma
-            # Moving x along the ones changes only its mean, and along `unit` only its deviation. The output has neither,
-            # so both parts of the gradient are removed. The forward pass keeps only `unit` and `inverse` for this.
+            # Moving x along the ones changes only its mean, and along `unit` only its deviation. The output has
+            # neither, so both parts of the gradient are removed. Only `unit` and `inverse` are kept for this.
             of_x = inverse * (of_unit - _mean(of_unit) - unit * _mean(of_unit * unit))
             return of_x, ops.sum(upstream * unit, axis=rows), ops.sum(upstream, axis=rows)
 

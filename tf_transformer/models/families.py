@@ -28,6 +28,16 @@ class Pretrained(NamedTuple):
     max_length: int | None = None  # maximum number of tokens of an output, including EOS
 
 
+class Rebuilt(NamedTuple):
+    """A model and the values stored with it."""
+
+    model: Transformer  # or an `Ensemble`
+    tokenizer: Tokenizer
+    options: Mapping[str, Any]  # search options
+    metadata: Mapping[str, Any]  # export metadata
+    longest: int | None = None  # maximum length of a checkpoint's outputs, including EOS
+
+
 class Contents(NamedTuple):
     """Contents of the files of a checkpoint that `transformers` reads."""
 
@@ -75,11 +85,6 @@ def families() -> list[Family]:
     return [*registry.everything("families").values()]
 
 
-def family_named(name: str) -> Family:
-    """Returns the family with this name, or raises BadInput."""
-    return registry.find("families", name)
-
-
 def family_of_folder(folder: str | os.PathLike[str]) -> Family | None:
     """Returns the family of the checkpoint in a folder, or `None` if it holds none."""
     return next((family for family in families() if family.recognizes(Path(folder))), None)
@@ -120,6 +125,11 @@ def build_model(config: TransformerConfig, dtype: str | None = None) -> Transfor
     model = family_of_config(config).model(config, dtype=policy_of(dtype))
     model.build()
     return model
+
+
+def together(models: list[Transformer]) -> Any:
+    """Returns one model, or several as an `Ensemble`."""
+    return registry.find("services", "ensemble")(models) if len(models) > 1 else models[0]
 
 
 def check_weights(name: str, model: Transformer, weights: Sequence[Any]) -> None:

@@ -1,9 +1,6 @@
 """The Transformer: Figure 1 as a whole (section 3).
 
-"The encoder maps an input sequence of symbol representations (x_1, ..., x_n) to a sequence of continuous
-representations z = (z_1, ..., z_n). Given z, the decoder then generates an output sequence (y_1, ..., y_m) of symbols
-one element at a time." `call` is the whole figure, for training. A search calls `encode` once, then `decode_step` for
-each token.
+`call` is the whole figure, for training. A search calls `encode` once, then `decode_step` for each token.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -131,7 +128,8 @@ class Transformer(KerasModel):
         Returns:
             Memory [B, S, d], its padding mask [B, S] and, if requested, each layer's attention weights [B, h, S, S].
         """
-        # The mask is made here, once, and passed by name. Layers park nothing on tensors.
+        # "The encoder maps an input sequence of symbol representations (x_1, ..., x_n) to a sequence of continuous
+        # representations z = (z_1, ..., z_n)." The mask is made here, once, and passed by name.
         mask = padding_mask(source) if mask is None else mask
         x, scores = self.embed_source(source, training), []  # [B, S, d]
         for layer in self.encoder_layers:
@@ -156,7 +154,9 @@ class Transformer(KerasModel):
             Logits [B, T, V] and, if requested, each layer's weights of self-attention [B, h, T, T] and of
             cross-attention [B, h, T, S].
         """
-        # Padding at the end of a target needs no mask, since the causal mask hides it from all tokens.
+        # "Given z, the decoder then generates an output sequence (y_1, ..., y_m) of symbols one element at a time." In
+        # training, all of them at once. Padding at the end of a target needs no mask, since the causal mask hides it
+        # from all tokens.
         x, self_scores, cross_scores = self.embedding.embed(target, training=training), [], []
         options = {"memory_mask": memory_mask, "training": training}
         for layer in self.decoder_layers:

@@ -9,23 +9,29 @@ import time
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_transformer import registry
 from tf_transformer.config import BadInput
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.layers.layer import policy_of
+from tf_transformer.models.families import Rebuilt, build_model, check_weights, config_of, together, tokenizer_of
+from tf_transformer.models.transformer import Transformer
 from tf_transformer.serving.contract import Root
-from tf_transformer.serving.versions import size_of
 from tf_transformer.utils import values
 from tf_transformer.utils.files import new_folder, plainly_named, user_path
-from tf_transformer.utils.folders import is_version, saved_model_of
-from tf_transformer.utils.reading import read_bytes, read_json, reading
+from tf_transformer.utils.folders import is_version, saved_model_of, size_of
+from tf_transformer.utils.reading import check_kinds, read_bytes, read_json, reading
 from tf_transformer.utils.terminal import say
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 BATCH_TIMEOUT_MICROS = 2000
 QUEUED_BATCHES = 64
 WARMUP_TOKENS = (5, 40)  # tokens of short and long rows
+LIMITS = ("n_best", "max_beam_size", "max_length")  # options of an export
+ORIGIN = ("origin", "commit", "license", "languages", "source_language", "target_language")  # metadata of a checkpoint
 
 
 @values.checked
@@ -58,7 +64,13 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
         saving = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
         tf.saved_model.save(export, str(folder), signatures=export.signatures, options=saving)
         registry.find("services", "compact")(folder)
-        (folder / "batching_params.pbtxt").write_text(batching_params())
+        lines = [
+            f"max_batch_size {{ value: {BATCH_SIZES[-1]} }}",  # the last allowed size, or the server does not load
+            f"batch_timeout_micros {{ value: {BATCH_TIMEOUT_MICROS} }}",
+            f"max_enqueued_batches {{ value: {QUEUED_BATCHES} }}",
+            *(f"allowed_batch_sizes: {size}" for size in BATCH_SIZES),
+        ]
+        (folder / "batching_params.pbtxt").write_text("".join(f"{line}\n" for line in lines))
         extra = folder / "assets.extra"
         extra.mkdir()
         description = export.metadata | ({"config": export.config} if export.config else {})
@@ -106,15 +118,31 @@ def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, li
             raise ValueError(str(error)) from error
 
 
-def batching_params() -> str:
-    """Returns batching_params.pbtxt."""
-    lines = [
-        f"max_batch_size {{ value: {BATCH_SIZES[-1]} }}",  # the last allowed size, or the server does not load
-        f"batch_timeout_micros {{ value: {BATCH_TIMEOUT_MICROS} }}",
-        f"max_enqueued_batches {{ value: {QUEUED_BATCHES} }}",
-        *(f"allowed_batch_sizes: {size}" for size in BATCH_SIZES),
-    ]
-    return "".join(f"{line}\n" for line in lines)
+def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
+    """Reads what `Translator.save` wrote: weights in their stored dtype, tokenizer and defaults."""
+    # Not from the graph: it has operations and no layers. The configuration is stored next to it, for this.
+    stored, tokenizer, weights = read_export(path)
+    expected, models = "an export that this version can read", list[Transformer]()
+    with reading(path, expected):
+        check_kinds(stored, dict.fromkeys(LIMITS, int))
+        names = [name for name, option in SEARCH_OPTIONS.items() if option.translator and name in stored]
+        options = {name: SEARCH_OPTIONS[name].cast(stored[name]) for name in names}
+        check_kinds(stored, {"config": dict, "dtype": str})
+        config = config_of(stored["config"])
+        keras.dtype_policies.get(policy_of(stored["dtype"]))  # raises for an unknown name
+    # An ensemble stores the weights of its models one after the other.
+    while weights or not models:
+        with reading(path, expected):
+            config.check_stored(sum(weight.nbytes for weight in weights))
+        models.append(build_model(config, stored["dtype"]))
+        size = len(models[-1].weights)
+        check_weights(str(path), models[-1], weights[:size])
+        with reading(path, expected):
+            models[-1].set_weights(weights[:size])
+        weights = weights[size:]
+    # Saved again, the model keeps these, but not its scores, which may have been measured in another dtype.
+    metadata = {name: stored[name] for name in (*LIMITS, *ORIGIN, "step") if name in stored}
+    return Rebuilt(together(models), tokenizer_of(tokenizer), options, metadata)
 
 
 def warmup_records(export: Root) -> list[bytes]:

@@ -188,8 +188,8 @@ class Tokenizer:
         if vocab_size < least:
             raise BadInput(f"vocab_size: expected at least {least} (symbols, bytes, a piece), got {vocab_size}")
         written, failures = io.BytesIO(), list[Exception]()
-        # "byte-pair encoding, which has a shared source-target vocabulary" (section 5.1). With fallback to bytes no text
-        # is unknown, so a coverage below 1 keeps rare characters, such as a few Chinese ones, from filling the table.
+        # "byte-pair encoding, which has a shared source-target vocabulary" (section 5.1). With fallback to bytes no
+        # text is unknown, so rare characters need no ids of their own: the coverage is below 1.
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=_readable(sentences, failures),

@@ -118,15 +118,13 @@ class DevScore(keras.callbacks.Callback):
             texts = source[k], outputs[k], references[k]
             lines = [textwrap.shorten(text, width, placeholder=" ...") for text in texts]
             say(f"    {lines[0]}\n      -> {lines[1]}\n       = {lines[2]}")
-        if self.logs and rows and ON_TENSORFLOW and _is_installed("tensorboard"):
-            self._write(self.logs, name, rows, outputs)
-
-    def _write(self, logs: Path, name: str, rows: list[int], outputs: list[str]) -> None:
+        if not (self.logs and rows and ON_TENSORFLOW and _is_installed("tensorboard")):
+            return
         import tensorflow as tf
 
-        source, references, function = self.sets[name].source, self.sets[name].references, self.functions[name]
         lines = [f"| {source[k]} | {outputs[k]} | {references[k]} |" for k in rows]
-        self._writer = self._writer or tf.summary.create_file_writer(str(logs / "outputs"))
+        function = self.functions[name]
+        self._writer = self._writer or tf.summary.create_file_writer(str(self.logs / "outputs"))
         with self._writer.as_default(steps_of(self.model)):
             table = "\n".join(["| source | output | reference |", "|---|---|---|", *lines])
             tf.summary.text(f"outputs {name}".strip(), encoded(table))

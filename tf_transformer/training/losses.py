@@ -1,8 +1,6 @@
 """Loss (section 5.4), metrics (Table 3), and averaged weights (section 6.1).
 
-"During training, we employed label smoothing of value epsilon_ls = 0.1. This hurts perplexity, as the model learns to be
-more unsure, but improves accuracy and BLEU score." `smoothed_cross_entropy` is the loss of each token,
-`SmoothedCrossEntropy` its mean for `compile`. Padding, or another `ignore_class`, counts nowhere.
+`smoothed_cross_entropy` is each token's loss, `SmoothedCrossEntropy` its mean for `compile`. Padding counts nowhere.
 """
 
 import os
@@ -28,8 +26,8 @@ def _statistics(targets: Tensor, logits: Tensor) -> tuple[Any, Any, Any]:
 
     Loss and metrics share them: an optimizing compiler computes them once.
     """
-    # log(sum(exp(x))) = max(x) - log(max(softmax(x))): one pass over the logits for the softmax, which is needed anyway.
-    # The highest probability is at least 1 / V, so its logarithm is safe.
+    # log(sum(exp(x))) = max(x) - log(max(softmax(x))), since the gradient needs the softmax anyway. The highest
+    # probability is at least 1 / V, so its logarithm is safe.
     probabilities = ops.softmax(logits)
     log_denominator = ops.max(logits, axis=-1) - ops.log(ops.max(probabilities, axis=-1))
     target_logits = ops.squeeze(ops.take_along_axis(logits, ops.expand_dims(targets, -1), axis=-1), -1)
@@ -65,7 +63,9 @@ def _smoothed_cross_entropy(targets: Tensor, logits: Tensor, epsilon: Tensor) ->
     @ops.custom_gradient
     def losses_of(logits: Tensor) -> Any:
         probabilities, log_denominator, target_logits = _statistics(targets, logits)
-        # -sum(q log p) with log p = logits - log_denominator, for q = 1 - epsilon on the label plus epsilon / V on all.
+        # "This hurts perplexity, as the model learns to be more unsure, but improves accuracy and BLEU score." The loss
+        # is -sum(q log p) with log p = logits - log_denominator, for q = 1 - epsilon on the label plus epsilon / V on
+        # all.
         smoothed = (1.0 - epsilon) * target_logits + epsilon * ops.mean(logits, axis=-1)  # [N]
 
         def gradient(*args: Any, upstream: Tensor = None) -> Any:
@@ -199,7 +199,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         self.ignore_class = ignore_class
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> Any:
-        # Not Keras's `__call__`: its mean is over one replica's tokens, and includes padding if the logits have no mask.
+        # Not Keras's `__call__`: its mean is over one replica's tokens, and over padding if the logits have no mask.
         labels, logits, counted = _tokens(y_true, y_pred, self.ignore_class)
         losses = self.call(labels, logits) * _weighted(counted, sample_weight)
         if self.reduction in ("none", None):

@@ -1,8 +1,4 @@
-"""The optimizer (section 5.3): equation (3)'s learning rate, and Adam.
-
-"We used the Adam optimizer with beta_1 = 0.9, beta_2 = 0.98 and epsilon = 10^-9. We varied the learning rate over the
-course of training, according to the formula." `Trainer` passes these numbers. Adam's own defaults are Keras's.
-"""
+"""The optimizer (section 5.3): equation (3)'s learning rate, and Adam. `Trainer` passes the paper's numbers to both."""
 
 from typing import Any
 
@@ -110,8 +106,8 @@ class Adam(keras.optimizers.Adam):
             return super().update_step(gradient, variable, learning_rate)
         import tensorflow as tf
 
-        # m <- beta_1 m + (1 - beta_1) g, v <- beta_2 v + (1 - beta_2) g^2, and a step along m / (sqrt(v) + epsilon) with
-        # the usual corrections of both: one kernel reads and writes each of these arrays once.
+        # m <- beta_1 m + (1 - beta_1) g, v <- beta_2 v + (1 - beta_2) g^2, then a step along m / (sqrt(v) + epsilon),
+        # with the usual corrections of both. One kernel reads and writes each of these arrays once.
         index, dtype = self._get_variable_index(variable), variable.dtype
         if isinstance(variable, keras.Variable):
             variable = variable.value

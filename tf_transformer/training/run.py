@@ -1,6 +1,6 @@
 """A run's folder: settings, checkpoints and history. A killed run loses only the work since its last checkpoint.
 
-So every file is written under a temporary name first and then renamed, which a kill cannot interrupt halfway. A run that
+So every file is written under a temporary name and then renamed, which a kill cannot interrupt halfway. A run that
 resumes checks what could have changed since: settings, optimizer, loss and the files' checksums.
 """
 
@@ -243,7 +243,11 @@ class Run:
         temporary.mkdir(parents=True)
         weights = temporary / "model.weights.h5"
         try:
-            _check_room(temporary, model)
+            # HDF5 may crash when a disk fills up.
+            variables = [*model.variables, *model.optimizer.variables]
+            size = sum(math.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in variables)
+            if (free := shutil.disk_usage(temporary).free) < size:
+                raise OSError(errno.ENOSPC, f"No space left on device: it takes {size:,} bytes, {free:,} are free")
             model.save_weights(weights)
             state |= {
                 "step": step,
@@ -403,15 +407,6 @@ def _with_new_options(value: Any) -> Any:
     if value.get("class_name") in RENAMED and isinstance(value.get("config"), dict):
         value["config"] = with_new_names(value["config"], RENAMED[value["class_name"]])
     return value
-
-
-def _check_room(folder: Path, model: keras.Model) -> None:
-    """Raises if the disk has too little room, since HDF5 may crash when a disk fills up."""
-    variables = [*model.variables, *model.optimizer.variables]
-    size = sum(math.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in variables)
-    free = shutil.disk_usage(folder).free
-    if free < size:
-        raise OSError(errno.ENOSPC, f"No space left on device: it takes {size:,} bytes, {free:,} are free")
 
 
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:

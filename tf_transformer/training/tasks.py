@@ -12,10 +12,9 @@ from tf_transformer.data.sources import Texts
 from tf_transformer.evaluation import bleu
 from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.inference.engine import Engine
-from tf_transformer.inference.openers import Opener
-from tf_transformer.inference.rebuild import Rebuilt, together
+from tf_transformer.inference.loading import Opener
 from tf_transformer.inference.translator import Translator
-from tf_transformer.models.families import build_model, config_of, family_of_folder, load_tokenizer
+from tf_transformer.models.families import Rebuilt, build_model, config_of, family_of_folder, load_tokenizer, together
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.training.callbacks import Translate

@@ -16,8 +16,7 @@ from tf_transformer.data.corpus import Batching, Corpus, DevSet, Files
 from tf_transformer.data.sources import MemorySource, Texts
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.evaluation.bleu import Metric, Score
-from tf_transformer.inference.loading import trained
-from tf_transformer.inference.translator import Translator
+from tf_transformer.inference.translator import Translator, trained
 from tf_transformer.models.families import build_model, check_weights, family_of_config, load_tokenizer
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.models.weights import freeze, frozen_weights
@@ -292,7 +291,7 @@ class Trainer:
                         validation_steps=len(dev_batches),
                         shuffle=False,  # batches arrive shuffled
                         verbose=0,
-                        # In this order: a check, scores for the user's callbacks, a row with all their values, its line.
+                        # A check, scores for the user's callbacks, then a row with all their values, and its line.
                         callbacks=[finite, *scores, *self.callbacks, checkpoints, progress(steps)],
                     )
                 except TrainingInterrupted as stop:

@@ -108,3 +108,8 @@ def saved_model_of(path: str | os.PathLike[str]) -> Path:
     if export := find_saved_model(path):
         return export
     raise BadInput(f"expected the folder of a SavedModel or of its versions, {found_in(path, SAVED_MODEL)}")
+
+
+def size_of(path: str | os.PathLike[str]) -> int:
+    """Returns the size of all files in a directory, in bytes."""
+    return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())

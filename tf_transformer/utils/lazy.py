@@ -1,4 +1,4 @@
-"""Modules and values that are made when they are first used."""
+"""Modules and values that are made when they are first used, and imports of packages that only an extra installs."""
 
 import importlib
 import sys
@@ -49,3 +49,15 @@ class Once(Generic[T]):
             if not self._made:
                 self._made.append(self._make())
         return self._made[0]
+
+
+def import_extra(module: str, extra: str, purpose: str) -> Any:
+    """Imports a module of a package that the extra `extra` of setup.cfg installs, for `purpose`.
+
+    If it is missing, `BadInput` names a pip command that works with and without a clone of the repository.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise BadInput(f'{purpose} takes {package}: pip install "tf-transformer[{extra}]" ({error})') from error

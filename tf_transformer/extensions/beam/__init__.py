@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.lazy import import_extra
 
 _HOME = {
     "Prepare": "preparation",

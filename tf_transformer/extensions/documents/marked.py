@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from tf_transformer.extensions.words import Span
-from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.values import BadInput, checked, shown
 
 Splitter = Callable[[str], Sequence[str]]  # from a line to its sentences, which joined are the line

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from xml.parsers import expat
 
 from tf_transformer.extensions.documents.marked import DEEPEST, Mark, Marked
-from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.values import BadInput
 
 # Elements within a sentence. All others end it.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tf_transformer.extensions.documents.marked import DEEPEST, Mark, Marked
 from tf_transformer.extensions.words import Span
-from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.values import BadInput, shown
 
 # A time of up to 13 characters never overflows. Atomic groups, since it may not be read again with fewer digits.

@@ -16,7 +16,7 @@ from tf_transformer.extensions.server.model import InTurns, shown
 from tf_transformer.extensions.server.predict import parsed
 from tf_transformer.inference.engine import Engine
 from tf_transformer.tokenizers.languages import LANGUAGES
-from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.version import __version__
 
 START = 5_000  # characters of a text that its language is detected by

@@ -11,8 +11,8 @@ from typing import Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.data.sources import Pair, PairsOfPart, Part, Source, even_parts
-from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import checksum, encoded, matching, user_path
+from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.reading import reading
 from tf_transformer.utils.values import check_fields, checked
 

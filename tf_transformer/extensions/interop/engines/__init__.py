@@ -1,6 +1,6 @@
 """Engines for LiteRT and ONNX, and a client that needs neither TensorFlow nor this package."""
 
-from tf_transformer.inference.openers import Opener
+from tf_transformer.inference.loading import Opener
 from tf_transformer.utils import folders
 from tf_transformer.utils.lazy import lazily
 

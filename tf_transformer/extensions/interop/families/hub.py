@@ -6,15 +6,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tf_transformer import registry
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.interop.families.yaml_text import parse_yaml
-from tf_transformer.inference.openers import Opener
-from tf_transformer.inference.rebuild import Rebuilt
+from tf_transformer.inference.loading import Opener
 from tf_transformer.inference.translator import Translator
-from tf_transformer.models.families import families, family_named, family_of_folder
-from tf_transformer.utils.extras import import_extra
+from tf_transformer.models.families import Rebuilt, families, family_of_folder
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.folders import CTRANSLATE2, HUB_NAME, LITERT, ONNX, found_in, is_hub_name, newest
+from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.reading import read_json
 
 INDEX = "model.safetensors.index.json"  # names the files of sharded weights
@@ -113,7 +113,7 @@ def _is_checkpoint(path: str) -> bool:
 
 def from_checkpoint(name: Any, family: str | None = None, revision: str | None = None) -> Rebuilt:
     """Loads a pretrained model. Takes the arguments of `Translator.from_pretrained`."""
-    kinds, name = [family_named(family)] if family else families(), os.fspath(name)
+    kinds, name = [registry.find("families", family)] if family else families(), os.fspath(name)
     owner = next((kind.owner for kind in kinds if kind.owner), "")
     folder = folder_of(name, owner, revision)
     if newest(folder, LITERT, ONNX, CTRANSLATE2) and not any((folder / file).is_file() for file in WEIGHTS):

@@ -13,7 +13,7 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.interop.families.hub import WEIGHTS
 from tf_transformer.models.transformer import Transformer
-from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.reading import check_archive, check_file, check_h5, read_json, reading
 
 # Each tensor is read when it is used, so that a large model is in memory once, not twice.

@@ -24,8 +24,8 @@ from tf_transformer.extensions.interop.families.pieces import ADDED
 from tf_transformer.extensions.interop.families.weights import widen
 from tf_transformer.extensions.interop.formats.checks import attentions, check_convertible, check_layers, norms, only
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
-from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import new_folder
+from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import checked
 

@@ -23,9 +23,9 @@ from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.strings import valid
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID
 from tf_transformer.utils import values
-from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import new_folder, user_path, write_json, write_text
 from tf_transformer.utils.folders import is_version
+from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.terminal import say
 from tf_transformer.utils.version import __version__
 

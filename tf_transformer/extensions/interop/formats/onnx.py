@@ -20,7 +20,7 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.extensions.interop.formats.portable import Portable, graph_of_ids
-from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.lazy import import_extra
 
 _CENTERED = ("Sub", "x", ("ReduceMean", "x"))
 _VARIANCE = ("ReduceMean", ("Mul", _CENTERED, _CENTERED))

@@ -24,8 +24,8 @@ from tf_transformer.serving.savedmodel import check_export
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 from tf_transformer.utils import values
-from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import new_folder, write_json
+from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.version import __version__
 

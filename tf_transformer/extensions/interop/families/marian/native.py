@@ -20,7 +20,7 @@ from tf_transformer.extensions.interop.families.checkpoint import DEFAULTS, chec
 from tf_transformer.extensions.interop.families.marian.files import MarianCheckpoint
 from tf_transformer.extensions.interop.families.weights import Readers
 from tf_transformer.extensions.interop.families.yaml_text import parse_yaml
-from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.reading import read_bytes, read_npz, reading
 
 DECODER = "decoder.yml"
