@@ -88,6 +88,7 @@ class TransformerConfig:
     @property
     def matrix_weights(self) -> int:
         """Number of weights in the model's matrices, without biases and norms."""
+        # Per column of d_model: W^Q and W^K have h * d_k weights each, W^V and W^O h * d_v, W_1 and W_2 d_ff.
         d_k, d_v = (size or self.d_model // self.num_heads for size in (self.d_k, self.d_v))
         attention, feed_forward = 2 * self.num_heads * (d_k + d_v), 2 * self.d_ff
         rows = self.vocab_size + (self.max_length if self.positions == "learned" else 0)
@@ -117,6 +118,7 @@ def current_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != "attention_window"}
 
 
+# Rows of Table 3, named by letter and change. Each differs from `base` only in what its row lists.
 BASE = TransformerConfig()
 _row = dataclasses.replace
 BIG = _row(BASE, d_model=1024, d_ff=4096, num_heads=16, dropout=0.3)

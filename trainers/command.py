@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
-from tf_transformer.decoding.search_options import SEARCH_OPTIONS, SearchOptions
+from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, SearchOptions
 from tf_transformer.inference.engine import Engine, TranslationResult, warn_of_truncated
-from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.training.recipe import RECIPES, Recipe
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.terminal import Progress, TrainingInterrupted, quiet_import, quiet_stderr

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_transformer.config import BadInput
-from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.utils.files import lines_of, user_path
 from tf_transformer.utils.values import Positive, convert
 

@@ -139,7 +139,7 @@ def metadata_of(
 ) -> dict[str, Any]:
     """Returns the export's metadata: step, score, languages and license. Scores it on `dev` if there is one."""
     from tf_transformer.data.corpus import languages_of
-    from tf_transformer.tokenizers.languages import LANGUAGES
+    from tf_transformer.decoding.search_options import LANGUAGES
     from tf_transformer.training.run import Run
     from tf_transformer.utils.reading import read_json
 

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.decoding.search_options import LANGUAGES
 
 from .command import (
     add_tfds_options,

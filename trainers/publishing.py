@@ -18,9 +18,8 @@ import numpy as np
 from tf_transformer import PRESETS, BadInput, TransformerConfig
 from tf_transformer.data.corpus import ToyCorpus
 from tf_transformer.data.sources import Texts
-from tf_transformer.decoding.search_options import MOST_BEAMS, SEARCH_OPTIONS, of_request
+from tf_transformer.decoding.search_options import LANGUAGES, MOST_BEAMS, SEARCH_OPTIONS, of_request
 from tf_transformer.inference.translator import Translator, trained
-from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.tokenizer import FIRST_ID
 from tf_transformer.training.recipe import PAPER_STEPS, RECIPES, Recipe, recipe_of
 from tf_transformer.training.run import Run

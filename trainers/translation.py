@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.decoding.search_options import LANGUAGES
 
 from .command import (
     EXPORTS,

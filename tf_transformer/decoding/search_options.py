@@ -1,13 +1,14 @@
-"""Search options, in one table for Python, SavedModels and programs. It loads neither Keras nor TensorFlow."""
+"""Options of a call, in one table for Python, SavedModels and programs. It loads neither Keras nor TensorFlow."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
-from tf_transformer.utils.values import between, check_fields, convert, documentation, span
+from tf_transformer.utils.values import BadInput, between, check_fields, convert, documentation, span
 
 MOST_BEAMS = 1_024  # limit of calls from Python, which bounds memory
+LANGUAGES = ("source_language", "target_language")  # options of a call of a multilingual model
 LONGEST = 10_000  # limit of output tokens, since some models never emit EOS
 Beams = Annotated[int, between(1, MOST_BEAMS)]
 Length = Annotated[int, between(1, LONGEST)]
@@ -117,3 +118,10 @@ def translator_options(options: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError(f"options of a Translator: expected {', '.join(names)}; got {', '.join(unknown)}")
     values = SearchOptions(**options)
     return {name: getattr(values, name) for name in names}
+
+
+def check_language(name: str, language: Any, known: Sequence[str]) -> None:
+    """Raises `BadInput` with the option's name if `language` is not one of the languages `known`."""
+    if not isinstance(language, str) or language not in known:
+        examples, got = ", ".join(known[:5]), repr(language) if language else "none"
+        raise BadInput(f"{name}: expected one of {len(known)} languages, such as {examples}; got {got}")

@@ -15,10 +15,9 @@ from tf_transformer.decoding.beams import Hypotheses, Symbols, begins_with
 from tf_transformer.decoding.decoder import decoder_after, decoder_of
 from tf_transformer.decoding.primitives import ON_TENSORFLOW, compiled
 from tf_transformer.decoding.search import OPTIONS, Fixed, SearchProblem, beam_search, detailed_search
-from tf_transformer.decoding.search_options import Beams, translator_options
+from tf_transformer.decoding.search_options import LANGUAGES, Beams, translator_options
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.transformer import Transformer
-from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.strings import truncate_in_graph
 from tf_transformer.tokenizers.tokenizer import EOS_ID, Tokenizer
 from tf_transformer.utils.lazy import lazily

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 from tf_transformer import registry
-from tf_transformer.decoding.search_options import SEARCH_OPTIONS, of_request
-from tf_transformer.tokenizers.languages import LANGUAGES, check_language
+from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, check_language, of_request
 from tf_transformer.utils.files import encoded, one_line
 from tf_transformer.utils.terminal import Progress
 from tf_transformer.utils.values import BadInput, Count, checked, shown
@@ -317,7 +316,9 @@ class Engine(ABC):
 
     def clipped(self, options: Mapping[str, float]) -> dict[str, Any]:
         """Clips the options of a server's request, which never fails. NaN means the default."""
-        values = {name: value for name, value in options.items() if value == value}
+        values = {
+            name: value for name, value in options.items() if value == value
+        }  # NaN is the only value unlike itself
         for name, value in values.items():
             option = SEARCH_OPTIONS[name]
             values[name] = option.cast(min(max(value, option.lowest), self.max_values.get(name, option.highest)))

@@ -13,7 +13,7 @@ from keras import ops
 
 from tf_transformer import registry
 from tf_transformer.decoding.primitives import ON_TENSORFLOW, input_signature, rounded, width_of, with_rows
-from tf_transformer.decoding.search_options import MOST_BEAMS, SEARCH_OPTIONS
+from tf_transformer.decoding.search_options import LANGUAGES, MOST_BEAMS, SEARCH_OPTIONS
 from tf_transformer.decoding.text_model import TextModel, check_length, padded
 from tf_transformer.inference.engine import (
     REQUEST_OPTIONS,
@@ -29,7 +29,6 @@ from tf_transformer.inference.engine import (
 from tf_transformer.inference.loading import SPECIAL, opener_of
 from tf_transformer.models.families import Rebuilt
 from tf_transformer.models.transformer import Attention, AttentionScores, Transformer
-from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.strings import truncate_texts
 from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer
 from tf_transformer.utils.lazy import lazily

@@ -209,7 +209,7 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
         self.logits_bias: Any = (
             self.add_weight((self.vocab_size,), "zeros", name="logits_bias") if self.use_bias else None
         )
-        # Keras's `quantize` of a model skips layers that have others inside, so hold the dropout as a function.
+        # Not as a child: Keras's `quantize` of a model skips layers that have others inside. So hold it as a function.
         dropout = Dropout(self.dropout, dtype=self.compute_dtype)
         dropout._remat_mode = None  # It is computed again with this layer.
         self._drop, self.seed_generator = dropout.__call__, getattr(dropout, "seed_generator", None)
@@ -293,6 +293,7 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
         return keras.KerasTensor(shape, "float32" if reverse else self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
+        # Keras's own arguments follow from ours.
         fixed = {"input_dim", "output_dim", "embeddings_initializer", "mask_zero"}
         fixed |= {"tie_weights", "reverse_dtype", "logit_soft_cap"}
         return {name: value for name, value in super().get_config().items() if name not in fixed}

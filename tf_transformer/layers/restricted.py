@@ -43,6 +43,8 @@ def restricted_attention(
         The output [B, h, T, d_v] in value's dtype, and the weights in float32 for N blocks of b positions:
         [B, h, N, b, 3b], from each block to the block before, itself and the block after.
     """
+    # Why blocks and not a band: backends have no product that skips masked entries. A block of b >= reach positions
+    # needs only itself and its two neighbors, a dense product of [b, 3b] for each of N = T / b blocks.
     reach, T = window // 2, ops.shape(query)[2]
     b = max(reach, MIN_BLOCK)
     if isinstance(T, int):
@@ -59,6 +61,7 @@ def restricted_attention(
         x = blocks(x, 1, 1)
         return ops.concatenate([x[:, :, first : N + first] for first in range(3)], axis=3)
 
+    # The neighbors of a block include positions that are too far from some of its queries, and padding at both ends.
     position = ops.arange(3 * b, dtype="int32")
     ahead = position - b - ops.expand_dims(position[:b], 1)  # [b, 3b], from query to key
     near = ops.logical_and(ahead >= -reach, ahead <= reach)

@@ -16,12 +16,11 @@ import tensorflow as tf
 
 from tf_transformer.decoding.beams import penalty
 from tf_transformer.decoding.primitives import require_tensorflow
-from tf_transformer.decoding.search_options import SEARCH_OPTIONS, Beams, Length, of_request
+from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, Beams, Length, of_request
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.models.weights import check_finite
-from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.strings import truncate_in_graph
 from tf_transformer.tokenizers.tokenizer import EOS_ID, Tokenizer
 from tf_transformer.utils.type_names import Tensor
@@ -188,6 +187,7 @@ class _Graph:
         languages: Mapping[str, str],
     ) -> None:
         self.translator, self.tokenizer = translator, translator.tokenizer
+        # Fixed by the export, since outputs of one server's batch must have one shape.
         self.n_best, self.max_length = values["n_best"], values["max_length"]
         self.highest = highest
         self.options = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
@@ -260,6 +260,7 @@ class _Graph:
         def joined(strings: Tensor) -> Any:
             return tf.ensure_shape(tf.reshape(_joined(strings), [B, N]), [None, N])
 
+        # Joined with spaces, since a ragged output has no fixed shape.
         pieces, attended = self.tokenizer.pieces(tokens(outputs.ids)), tokens(values.attended)
         index = tf.ragged.range(attended.row_lengths())
         links = tf.strings.join([tf.strings.as_string(part.flat_values) for part in (attended, index)], "-")

@@ -242,6 +242,7 @@ class StopOnNonFinite(keras.callbacks.Callback):
             BadInput: If a loss or a gradient was not finite, and such updates are not skipped.
         """
         count, self.unchecked = self.unchecked, 0
+        # On JAX and PyTorch, Keras's step returns no flags. A mean over the epoch so far stays NaN once it is.
         if not self.counts:
             if count and not math.isfinite(float(self.loss)):
                 steps = f"steps {self.number - count + 1:,} to {self.number:,}"

@@ -114,6 +114,7 @@ class Checkpoints(keras.callbacks.Callback):
 
         `fit` then begins at its `initial_epoch`. Without this call it begins after the last complete epoch.
         """
+        # In the scope, since the optimizer may create its variables here.
         strategy = getattr(model, "distribute_strategy", None)
         with strategy.scope() if strategy else contextlib.nullcontext():
             state = self.run.restore(model)
@@ -125,6 +126,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     def complete(self, scores: Sequence[keras.callbacks.Callback]) -> None:
         """Completes the restored checkpoint, whose scoring a signal ended, by these callbacks."""
+        # As `on_epoch_end` would have been called, with the row that was saved without scores.
         self.set_model(self._restored)
         self.model.stop_training = bool(self.steps) and self.steps <= self.stopped_of
         self._use_averages(True)
@@ -202,6 +204,8 @@ class Checkpoints(keras.callbacks.Callback):
         still ignored, as Ctrl-C is in a program that a script starts with &.
         """
 
+        # While steps are made, the handler only takes a note, which the end of a step reads. It may run between any two
+        # lines of Python, where a checkpoint could be half a step's.
         def stop(number: int, _: object) -> None:
             first, self.told_to_stop = not self.told_to_stop, number
             when = "now" if self._scoring else "after this step"

@@ -149,13 +149,6 @@ class Run:
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / "config.json", {"version": VERSION} | settings)
 
-    def save_start(self, model: keras.Model) -> None:
-        """Stores the weights that the run begins with."""
-        temporary = self.path / f".{START}"  # Keras requires this ending
-        model.save_weights(temporary)
-        flush(temporary)
-        os.replace(temporary, self.path / START)
-
     def lock(self) -> bool:
         """Keeps other processes from training in this folder, until `unlock` or the end of this process.
 
@@ -189,6 +182,7 @@ class Run:
     @checked
     def averaged(self, last: Count) -> list[Path]:
         """Returns the folders of the last checkpoints, or of the best if the newest names them."""
+        # The newest checkpoint names the best ones, since its history has all scores.
         folders, best = self.checkpoints(), list[str]()
         with contextlib.suppress(BadInput, IndexError):  # `weights` reports damage
             best = check_kinds(read_json(folders[-1] / "state.json"), STATE).get("best", [])
@@ -416,6 +410,7 @@ def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    # By name, in words, and nested: the message is all that tells someone what to change back.
     differences, names = [], dict.fromkeys([*before, *now])
     if {"sha256"} <= before.keys() & now.keys():
         # A training set with a checksum may be moved or renamed.

@@ -15,12 +15,12 @@ from tf_transformer.data.batches import Batches, TokenizedSource
 from tf_transformer.data.corpus import Batching, Corpus, DevSet, Files
 from tf_transformer.data.sources import MemorySource, Texts
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
+from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.evaluation.bleu import Metric, Score
 from tf_transformer.inference.translator import Translator, trained
 from tf_transformer.models.families import build_model, check_weights, family_of_config, load_tokenizer
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.models.weights import freeze, frozen_weights
-from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.training.callbacks import (
     RATE_CALLBACKS,
@@ -39,6 +39,7 @@ from tf_transformer.training.optimizer import Adam, Cooldown, WarmupSchedule
 from tf_transformer.training.recipe import RECIPES, Recipe
 from tf_transformer.training.run import IDS, START, History, Run, described, inner
 from tf_transformer.training.tasks import task_of
+from tf_transformer.utils.files import flush
 from tf_transformer.utils.reading import made_of
 from tf_transformer.utils.terminal import say
 from tf_transformer.utils.values import Count, check_fields, checked, shown
@@ -306,6 +307,7 @@ class Trainer:
 
     def _tokenizer(self, exists: bool) -> Tokenizer:
         """Returns the run's tokenizer. The process that creates the run was passed it or trains it."""
+        # One process learns the vocabulary, and the others read it: SentencePiece samples sentences without a seed.
         custom = self.start.tokenizer if self.start else self.tokenizer
         if self.writes and not exists:
             return custom or self.corpus.train_tokenizer(self.config.vocab_size, self.recipe.tokenizer)
@@ -321,6 +323,7 @@ class Trainer:
 
     def _load_data(self, batching: Batching, exists: bool) -> tuple[Batches, Batches]:
         """Returns the batches of training and dev set, once for all calls of `fit`."""
+        # Called before config.json is written, so that an empty corpus leaves no run.
         if self._batches is None:
             self._batches = self.corpus.batches(batching), self.corpus.dev_batches(batching)
         batches, dev_batches = self._batches
@@ -351,7 +354,11 @@ class Trainer:
                 raise BadInput(f"{run.path}: another process created this run. Call fit again to resume it.")
             batching.tokenizer.save(run.path / "tokenizer.model")
             if self.start:
-                run.save_start(self.start.astype("float32").model)
+                # Keras requires the ending .h5 of a temporary name too.
+                temporary = run.path / f".{START}"
+                self.start.astype("float32").model.save_weights(temporary)
+                flush(temporary)
+                os.replace(temporary, run.path / START)
         # The start is stored once: later calls may come without it.
         before = run.settings() if exists else {}
         run.begin({name: before[name] for name in ("start", "frozen") if name in before} | self.settings)
@@ -396,6 +403,7 @@ class Trainer:
         """Returns the callbacks that score the dev set and write for TensorBoard. Only one worker has them."""
         if not self.writes:
             return []
+        # Greedy search of at most `dev_sentences`, since a score at each checkpoint must not take long.
         logs, task = self.run.path / "logs", task_of(self.corpus.kind)
         sets = self.corpus.dev.sets
         most = max(1, self.recipe.dev_sentences // len(sets))

@@ -45,6 +45,7 @@ class Once(Generic[T]):
         self._make, self._lock, self._made = make, threading.Lock(), list[T]()
 
     def __call__(self) -> T:
+        # The lock is held while it is made, or two threads would make it twice.
         with self._lock:
             if not self._made:
                 self._made.append(self._make())

@@ -104,6 +104,7 @@ def check_h5(path: str | os.PathLike[str]) -> None:
     """Checks that all arrays of an HDF5 file lie in it: no external links, and no array larger than the file."""
     import h5py
 
+    # A sparse or chunked array may claim any size, and a link any file that this process can read.
     size, elsewhere = 0, list[str]()
 
     def look(name: str, item: Any) -> None:

@@ -137,6 +137,7 @@ def _as(kind: Any, value: Any) -> Any:
         result = number(value) if base is float and isinstance(rule, Span) else _as(base, value)
         is_valid = result is not None and result is not NO_VALUE and rule.holds(result)
         return rule.convert(result) if is_valid else NO_VALUE
+    # The first alternative that fits wins.
     if origin in (Union, types.UnionType):
         return next((result for member in arguments if (result := _as(member, value)) is not NO_VALUE), NO_VALUE)
     if origin is Literal:
@@ -226,6 +227,7 @@ def checked(function: F) -> F:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
             return function(*args, **kwargs)  # raises with the function's name in the message
+        # Defaults are not among the arguments. They are ours, and right.
         for name, value in bound.arguments.items():
             if name in kinds:
                 bound.arguments[name] = convert(name, value, kinds[name])

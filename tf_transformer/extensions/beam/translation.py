@@ -11,10 +11,9 @@ from apache_beam.metrics.metric import Metrics
 from apache_beam.ml.inference.base import ModelHandler, RunInference
 
 from tf_transformer.config import BadInput
-from tf_transformer.decoding.search_options import of_request
+from tf_transformer.decoding.search_options import LANGUAGES, of_request
 from tf_transformer.inference.engine import REQUEST_OPTIONS, DocumentFormat, Hypothesis, TranslationResult, batches
 from tf_transformer.inference.loading import load
-from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.utils.files import encoded, user_path
 from tf_transformer.utils.values import Count, between, check_fields, checked, convert
 

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tf_transformer.config import BadInput
+from tf_transformer.decoding.search_options import check_language
 from tf_transformer.extensions.interop.families.m2m100.family import LANGUAGE
 from tf_transformer.extensions.interop.families.m2m100.tokenizer import M2M100Tokenizer
 from tf_transformer.extensions.interop.families.marian.tokenizer import CODE, SOURCE_VOCABULARY, MarianTokenizer
 from tf_transformer.extensions.interop.families.pieces import VOCABULARY, PieceTokenizer, with_pieces
 from tf_transformer.extensions.interop.trimming import Order, Row, check_weights, renumbered, with_rows
 from tf_transformer.models.weights import adapters
-from tf_transformer.tokenizers.languages import check_language
 from tf_transformer.tokenizers.tokenizer import UNKNOWN_ID, Tokenizer, check_symbols, engine_of
 from tf_transformer.utils.values import shown
 

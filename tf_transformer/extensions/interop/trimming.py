@@ -16,11 +16,11 @@ import keras
 import numpy as np
 
 from tf_transformer.config import BadInput
+from tf_transformer.decoding.search_options import check_language
 from tf_transformer.extensions.interop.families.m2m100.tokenizer import IDS, M2M100Tokenizer
 from tf_transformer.extensions.interop.families.marian.tokenizer import SOURCE_VOCABULARY
 from tf_transformer.extensions.interop.families.pieces import ADDED, VOCABULARY, PieceTokenizer, archive_of, with_pieces
 from tf_transformer.models.families import together
-from tf_transformer.tokenizers.languages import check_language
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, RESERVED, Tokenizer
 from tf_transformer.utils.values import shown
 

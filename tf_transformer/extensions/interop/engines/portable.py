@@ -5,9 +5,9 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
+from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.extensions.interop.engines import litert_client
 from tf_transformer.inference.engine import Engine, Hypothesis, Request, TranslationResult
-from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.folders import model_folder
 from tf_transformer.utils.lazy import import_extra

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tf_transformer.config import BadInput
+from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.extensions.interop.formats import ctranslate2
 from tf_transformer.extensions.interop.formats.checks import check_convertible
-from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.utils import values
 from tf_transformer.utils.files import new_folder
 from tf_transformer.utils.version import __version__

@@ -15,11 +15,11 @@ import ml_dtypes  # a dependency of TensorFlow and Keras
 import numpy as np
 
 from tf_transformer.config import BadInput
+from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.decoding.text_model import TextModel, padded
 from tf_transformer.extensions.interop.families.hub import WEIGHTS
 from tf_transformer.extensions.interop.formats.checks import attentions, check_convertible, check_layers, norms, only
 from tf_transformer.models.families import family_of_config, family_of_folder
-from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.strings import valid
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID
 from tf_transformer.utils import values

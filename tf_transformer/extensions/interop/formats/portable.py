@@ -16,12 +16,11 @@ from tf_transformer.decoding.beams import RULES
 from tf_transformer.decoding.decoder import decoder_after, decoder_of
 from tf_transformer.decoding.primitives import require_tensorflow, size
 from tf_transformer.decoding.search import OPTIONS, Fixed, SearchProblem, beam_search
-from tf_transformer.decoding.search_options import SEARCH_OPTIONS, of_request
+from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, of_request
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.extensions.interop.formats.checks import check_convertible
 from tf_transformer.masks import PAD_ID
 from tf_transformer.serving.savedmodel import check_export
-from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 from tf_transformer.utils import values
 from tf_transformer.utils.files import new_folder, write_json
