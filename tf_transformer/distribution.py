@@ -43,6 +43,7 @@ def strategy(devices: str | None = None) -> Strategy:
     if not devices:
         return tf.distribute.get_strategy()
     gpus = [device.name.removeprefix("/physical_device:") for device in tf.config.list_physical_devices("GPU")]
+    # Logical devices split one CPU, so that tests and examples run several replicas on any machine.
     kind, _, number = devices.lower().partition(":")
     if kind == "cpu" and number.isdecimal() and int(number) > 0:
         cpu = tf.config.list_physical_devices("CPU")[0]
@@ -100,6 +101,7 @@ def is_a_worker(strategy: Strategy) -> bool:
 
 def is_chief(strategy: Strategy) -> bool:
     """Returns whether this process writes the files: the chief does or, in a cluster without one, the first worker."""
+    # Every worker trains the same weights, and two that write one folder would damage it.
     if not is_a_worker(strategy):
         return True
     resolver = strategy.cluster_resolver

@@ -18,6 +18,7 @@ from tf_transformer.utils.values import BadInput
 
 Kind = Literal["engines", "formats", "families", "tasks", "commands", "services"]
 
+# Dotted paths and not objects, so that a module is imported only when its name is used.
 BUILT_IN: dict[Kind, dict[str, str]] = {
     "engines": {
         "savedmodel": "inference.loading:SAVED_MODEL",

@@ -131,11 +131,11 @@ def language_facts(translator: Translator, languages: Sequence[str] | None) -> d
 
 def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examples: list[str]) -> Path:
     """Writes and checks the SavedModel, writes metrics.json, and prints what the SavedModel makes of the examples."""
-    from tf_transformer.serving import savedmodel, versions
+    from tf_transformer.serving import formats, savedmodel
 
     print("writing the SavedModel ...", flush=True)
     export.describe(step=read_json(run.checkpoints()[-1] / "state.json")["step"])
-    saved = versions.publish(lambda path: savedmodel.save_export(export, path, checked=True), root)
+    saved = formats.publish(lambda path: savedmodel.save_export(export, path, checked=True), root)
     record(run, metrics, export.metadata["parameters"])
     print(f"saved {saved}. A fresh process loads it and translates:", flush=True)
     command = [sys.executable, "-m", f"{__package__}.translate", str(saved)]

@@ -3,9 +3,6 @@
 All sources become flat arrays of ids: a run stores those of its training set in a folder, and a shard of prepared
 records is such a folder. A batch has pairs of similar length and about as many tokens as every other batch. The pairs
 of batch N follow from a seed and N, so a training resumes anywhere without reading earlier batches.
-
-Why NumPy and not `tf.data`: with an index into flat arrays, a few operations make a whole batch, in any order and
-without a backend. A pipeline has operations for each pair, many times slower, and resumes by reading what came before.
 """
 
 import abc
@@ -31,6 +28,11 @@ CHUNK = 2_048  # pairs that are tokenized together
 SECONDS = 10  # between lines of progress
 FACTS = "shard.json"
 ARRAYS = ("source", "source_starts", "target", "target_starts", "lines")
+
+
+# Why NumPy and not `tf.data`: with an index into flat arrays, a few operations make a whole batch, in any order and
+# without a backend. A pipeline has operations for each pair, many times slower, and resumes by reading what came
+# before. `fit` still gets a `tf.data.Dataset` on TensorFlow, of finished batches (`data.datasets`).
 
 
 class Side(NamedTuple):

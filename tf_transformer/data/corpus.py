@@ -138,6 +138,7 @@ class Corpus:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        # `vars`, since the class is frozen: these fields follow from the arguments.
         if self.filters:
             vars(self).update(train=self.filters(self.train), filters=None)
         longest = self.train.max_length
@@ -147,6 +148,7 @@ class Corpus:
         dev = self.dev
         if isinstance(self.train, Source) and not isinstance(dev, DevSets):
             dev = convert("dev", dev, Texts | Share | Source | Mapping)
+            # Held out before training, by the source, so that a run that resumes holds out the same pairs.
             if isinstance(dev, float):
                 vars(self)["train"] = held_out = HeldOut(self.train, dev)
                 dev = dataclasses.replace(held_out, dev=True)
@@ -188,6 +190,7 @@ class Corpus:
         sets, tokenizer = self.dev.sets.values(), batching.tokenizer
         pairs = (zip(source, train.learned(references), strict=True) for _, source, references in sets)
         segments = ((one.languages, rows_of(texts)) for one, texts in zip(sets, pairs, strict=True))
+        # Without a seed, so that each validation sees the same batches in the same order.
         ids = tokenized(train.encoded(tokenizer, segments), self.max_length or 0, tokenizer.vocab_size)
         return Batches([Block.of(ids, self.max_length or 0)], batching.batch_tokens, seed=None)
 

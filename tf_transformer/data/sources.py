@@ -435,15 +435,15 @@ class HeldOut(Wrapper):
 
     def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
         for languages, rows in self.source.segments(part):
-            rows = (row for row in once(rows) if all(row[1:])) if self.dev else rows
-            yield languages, (row for row in rows if self._has(*row[1:]))
+            yield languages, self._kept((row for row in once(rows) if all(row[1:])) if self.dev else rows)
 
-    def _has(self, source: bytes, target: bytes) -> bool:
-        # A corpus may have pairs in both directions. The reverse of a dev pair would show its reference in training.
-        (limit, dev), (of_source, of_target) = self._split, self._hashes(source, target)
-        if self.dev or of_source < limit:
-            return self.dev and of_source < limit
-        return (of_target, of_source) not in dev
+    def _kept(self, rows: Iterable[Row]) -> Iterator[Row]:
+        limit, dev = self._split
+        for row in rows:
+            of_source, of_target = self._hashes(*row[1:])
+            # A corpus may have pairs in both directions. The reverse of a dev pair would show its reference.
+            if (of_source < limit) if self.dev else (of_source >= limit and (of_target, of_source) not in dev):
+                yield row
 
     def _hashes(self, source: bytes, target: bytes) -> tuple[int, int]:
         # `hash` is salted in each process, but a run that resumes needs the same split. Texts that differ only in outer

@@ -1,8 +1,5 @@
 """One step of beam search (section 6.1): extends each sentence's K beams by a token, and keeps the best.
 
-`extend` is the step: candidates, the best finished and the best alive hypotheses, and whether the search ends. Before
-it are the rules for tokens that may not follow, after it `results_of`, which reads the outputs off the last state.
-
 Axes: B sentences, N or K hypotheses, L the longest output, V vocabulary.
 """
 

@@ -178,6 +178,7 @@ class TextModel(Immutable):
         """
         if ON_TENSORFLOW:
             return None
+        # The widest row without EOS and languages sets the length for all. JAX compiles once per such length.
         most = source.shape[1] - 1 - self.tokenizer.num_language_tokens + self.extra_length
         if self.model.config.positions == "learned":
             most = min(most, self.model.config.max_length)

@@ -316,9 +316,8 @@ class Engine(ABC):
 
     def clipped(self, options: Mapping[str, float]) -> dict[str, Any]:
         """Clips the options of a server's request, which never fails. NaN means the default."""
-        values = {
-            name: value for name, value in options.items() if value == value
-        }  # NaN is the only value unlike itself
+        # Only NaN is unlike itself.
+        values = {name: value for name, value in options.items() if value == value}
         for name, value in values.items():
             option = SEARCH_OPTIONS[name]
             values[name] = option.cast(min(max(value, option.lowest), self.max_values.get(name, option.highest)))

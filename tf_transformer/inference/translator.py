@@ -247,6 +247,7 @@ class Translator(TextModel, Engine):
             raise BadInput(f"expected a prefix for each of {len(texts)} texts, got {len(prefixes)}")
         tokenizer = self.tokenizer_of(request)
         lengths = [len(row) - tokenizer.num_language_tokens for row in tokenizer.encode(texts)]
+        # Checked before any search: a prefix longer than its output could not be kept, and an unknown token never.
         limits = ops.convert_to_numpy(self.limit(np.array(lengths, np.int32), MOST))
         ids = [row[tokenizer.num_language_tokens :] for row in tokenizer.encode_target(prefixes)]
         for i, (limit, row) in enumerate(zip(limits, ids, strict=True)):
@@ -416,6 +417,7 @@ class Translator(TextModel, Engine):
     def attention_of(self, source: np.ndarray, output: Sequence[int]) -> Attention:
         """Returns the attention weights and tokens of padded source ids [1, S] and output ids, both with EOS."""
         first, *language = self.tokenizer.start_ids()  # a language is a token too
+        # Without padding, since each row and column of the plot is labeled with a token.
         source, output = source[:, : np.count_nonzero(source)], [*language, *output]
         shifted = np.array([[first, *output][:-1]], np.int32)
         scores = self.model((source, shifted), return_attention_scores=True)[1]

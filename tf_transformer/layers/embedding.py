@@ -1,7 +1,4 @@
-"""Embeddings, which share their weights with the softmax (section 3.4), and positions (section 3.5).
-
-`sinusoids` is the paper's formula. `PositionalEmbedding` is the model's first layer and, by its `logits`, its last one.
-"""
+"""Embeddings, which share their weights with the softmax (section 3.4), and positions (section 3.5)."""
 
 import functools
 import math
@@ -218,6 +215,8 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
         """Adds the embedding table. A variant may override this, `rows` and `product`."""
         super().build(ids_shape)
         self._tracker.unlock()  # Keras locks it after the table, for LoRA. More weights follow.
+
+    # The model's first layer and, in reverse, its last one.
 
     def call(self, ids: Tensor, position: Tensor = None, training: bool | None = None, reverse: bool = False) -> Any:
         return self.logits(ids) if reverse else self.embed(ids, position, training)

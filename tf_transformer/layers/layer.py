@@ -78,6 +78,8 @@ class Layer(Rematerialized):
         return x_shape
 
     def get_config(self) -> dict[str, Any]:
+        # Every argument of a constructor is an attribute of its name, so the config is read off the signatures, those
+        # of base classes first.
         inits = [kind.__init__ for kind in type(self).__mro__ if issubclass(kind, Layer)]
         names = [name for init in reversed(inits) for name in inspect.signature(init).parameters if hasattr(self, name)]
         return super().get_config() | {name: getattr(self, name) for name in names} | quantized_inside(self)
@@ -132,6 +134,7 @@ def dense(units: int, activation: Any = None, *, dtype: Any, **options: Any) -> 
 
 def class_for(policy: Any, layer_class: type) -> Any:
     """Returns a layer's class for a dtype policy: `layer_class`, or its replacement in the policy of an extension."""
+    # The core imports no extension, so int8's layers come in with the policy that a user asks for.
     return getattr(policy, "layer_classes", {}).get(layer_class, layer_class)
 
 

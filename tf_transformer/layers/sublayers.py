@@ -1,8 +1,4 @@
-"""What is around attention in Figure 1: the feed-forward network (section 3.3), and Add & Norm (sections 3.1, 5.4).
-
-Add & Norm's parts are here too: `Dropout`, and `LayerNormalization` with a hand-written gradient. Both are Keras's
-layers with another `call`, which takes less time on TensorFlow.
-"""
+"""What is around attention in Figure 1: the feed-forward network (section 3.3), and Add & Norm (sections 3.1, 5.4)."""
 
 from typing import Any
 

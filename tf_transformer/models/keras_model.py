@@ -1,7 +1,4 @@
-"""How `fit` trains a model of token ids: checks, and the step, which is the same on any number of devices.
-
-`Transformer` derives from `KerasModel`. On TensorFlow, that derives from `Model`, whose `train_step` is one update.
-"""
+"""How `fit` trains a model of token ids: checks, and the step, which is the same on any number of devices."""
 
 import contextlib
 import re
@@ -166,7 +163,7 @@ class Model(keras.Model):
 
 
 if keras.backend.backend() != "tensorflow":  # Keras's own step, on one device
-    Model = keras.Model  # type: ignore[misc, assignment]
+    Model = keras.Model  # type: ignore[misc]
 
 
 class KerasModel(Model):

@@ -21,7 +21,6 @@ else:
     savedmodel = lazily("tf_transformer.serving.savedmodel", "a SavedModel")
 
 Version = Annotated[int, between(1, 2**63 - 1)]  # TensorFlow Serving's are int64
-Save = Callable[..., None]  # (model, path, dtype=None, checked=False, **options)
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Format:
     base: str
     dtypes: tuple[str, ...]
     takes: frozenset[str]
-    save: Save
+    save: Callable[..., None]  # (model, path, dtype=None, checked=False, **options)
     scored_in: str | None = None
 
     def problem(self, dtype: str, needs: Mapping[str, Any]) -> str:

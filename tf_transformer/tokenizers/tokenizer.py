@@ -62,6 +62,7 @@ class Tokenizer:
         self.processor = processor
         self.vocab_size: int = processor.vocab_size()
         ids_of_pieces = range(FIRST_ID, self.vocab_size)
+        # The ids are in this order: control tokens, user-defined symbols, bytes, pieces of text.
         names = (processor.id_to_piece(id) for id in itertools.takewhile(processor.is_control, ids_of_pieces))
         # Those of `train_from_iterator` begin with a space. Others, such as ">>de<<", belong to models from elsewhere.
         controls = itertools.takewhile(lambda name: re.match(" .", name), names)
@@ -353,6 +354,7 @@ def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
         sentencepiece.set_min_log_level(1)  # hides warnings about models without normalization
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        # Reads every piece once, so that one that is not UTF-8 raises here and not in the middle of a text.
         if not processor.id_to_piece(list(range(processor.vocab_size()))):
             raise ValueError("no pieces")
     except (RuntimeError, ValueError) as error:

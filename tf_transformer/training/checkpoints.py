@@ -1,8 +1,4 @@
-"""The callback that makes a run of a `fit`: it saves checkpoints, and resumes from the newest.
-
-Keras's `BackupAndRestore` keeps one backup until `fit` ends, without the history and the random state of dropout. This
-keeps several, with both, so a resumed training ends with the weights of an uninterrupted one.
-"""
+"""The callback that makes a run of a `fit`: it saves checkpoints, and resumes from the newest."""
 
 import contextlib
 import os
@@ -47,6 +43,10 @@ def numbers_in(logs: Logs) -> dict[str, float]:
         with contextlib.suppress(TypeError, ValueError, RuntimeError):  # the last is PyTorch's
             numbers[name] = float(value)
     return numbers
+
+
+# Why not Keras's `BackupAndRestore`: it keeps one backup until `fit` ends, without the history and the random state of
+# dropout. This keeps several, with both, so a resumed training ends with the weights of an uninterrupted one.
 
 
 class Checkpoints(keras.callbacks.Callback):
@@ -144,6 +144,7 @@ class Checkpoints(keras.callbacks.Callback):
             self.model.after_fit.callback(self._end_fit)
         if self._restored is self.model:
             return
+        # Not restored by the caller, so this is a `fit` of the user's own, which begins or resumes a run here.
         try:
             self._create_run()
             compiled_now = compiled(self.model)  # a callback may change the rate later
@@ -289,6 +290,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Adds a row to the history and saves a checkpoint. `logs` may have only the values of the epoch's steps."""
+        # Rates are of the steps alone, without the time that scores take.
         self._scoring = False
         self.seconds += self.elapsed
         if "tokens" in logs:

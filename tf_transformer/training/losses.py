@@ -111,6 +111,7 @@ def _tokens(y_true: Tensor, y_pred: Tensor, ignore_class: int | None) -> tuple[A
     dtype = keras.backend.standardize_dtype(getattr(y_true, "dtype", "int32"))
     if dtype in ("float16", "bfloat16"):
         raise BadInput(f"labels: expected integers, got {dtype}, which rounds ids above 256. Pass int32 labels.")
+    # Labels of another shape could broadcast against the losses, and the mean would be wrong without an error.
     labels, logits = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
     shape, expected = tuple(labels.shape), tuple(logits.shape)[:-1]
     if len(shape) == len(expected) + 1 and shape[-1] == 1:
@@ -204,6 +205,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         losses = self.call(labels, logits) * _weighted(counted, sample_weight)
         if self.reduction in ("none", None):
             return losses
+        # The tokens of all replicas, so that the sum of the replicas' losses is the mean of the whole batch.
         count = ops.sum(counted)
         if keras.backend.backend() == "tensorflow":
             from tf_transformer.distribution import over_replicas

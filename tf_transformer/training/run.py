@@ -314,6 +314,7 @@ class Run:
         return state
 
     def _write_history(self) -> None:
+        # Written whole each time: rows may have columns that earlier ones have not.
         columns = list(dict.fromkeys(name for row in self.history for name in row))
         text = io.StringIO()
         writer = csv.DictWriter(text, columns, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""Tasks of a run: how texts are read, decoded and scored."""
+"""Tasks of a run: how texts are read, decoded and scored, and how `tt.load` opens a run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

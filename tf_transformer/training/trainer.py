@@ -104,6 +104,7 @@ class Trainer:
     metric: Metric | Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
+        # All that can be wrong in the arguments raises here. Nothing is written before `fit`.
         check_fields(self)
         config, recipe = self.config, self.recipe
         if self.start:
@@ -437,6 +438,7 @@ class Trainer:
 
     def _adam(self, steps: int) -> Adam:
         recipe, schedule = self.recipe, self.schedule
+        # Equation (3), unless the recipe has a constant rate or the user a schedule. The cooldown applies to any.
         if not schedule and recipe.learning_rate:
             # Keras has no constant rate with a warm-up. This cosine ends with the rate that it begins with.
             options = {"warmup_target": recipe.learning_rate, "warmup_steps": recipe.warmup_steps}
@@ -488,6 +490,7 @@ class Trainer:
             if not all(are_paths) and (any(are_paths) or len(files) != 2):
                 raise BadInput(f"files: expected two lists, sources and references, got {shown(files)}")
             texts: Any = files
+            # Two paths are files, two lists are texts. A path and a list would be neither.
             source, references = task.read(texts) if all(are_paths) else map(list, texts)
             sets = {"": DevSet((), source, references)}
         translator, scores = translator or self.translator(), dict[str, dict[str, Any]]()
