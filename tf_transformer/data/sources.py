@@ -1,7 +1,6 @@
 """Sources of pairs: the interface, text files, lists, and a source without the dev set that is held out of it.
 
-A source has its pairs in a fixed order, with numbers, which workers read in shards. `batches.tokenized` turns its rows
-into ids. `tt.sources` has more: Parquet, TensorFlow Datasets, several sources together.
+`batches.tokenized` turns rows into ids. `tt.sources` has more: Parquet, TensorFlow Datasets, several sources together.
 """
 
 import abc

@@ -1,8 +1,4 @@
-"""Adapts a Transformer to the search, which calls it token by token, with a cache.
-
-The model's `DecoderCache` holds `KeyValue`s, whose `write` adds the newest keys and values. Each loop of a search
-allows another way to write, so each has a class here.
-"""
+"""Adapts a Transformer to the search, which calls it token by token, with a cache."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +15,10 @@ if TYPE_CHECKING:
     import tensorflow as tf
 else:
     tf = lazily("tensorflow", "a search whose shapes change")
+
+
+# The model's `DecoderCache` holds `KeyValue`s, whose `write` adds the newest keys and values. Each loop of a search
+# allows another way to write, so each has a class here, and the model's `call` does not know which one it has.
 
 
 class InPlaceKeyValue(KeyValue):

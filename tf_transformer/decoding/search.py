@@ -101,7 +101,7 @@ def beam_search(
             all.
         options: Each a number or [B], by the names and with the defaults of `search_options`. K is the widest
             beam_size. min_length is capped at max_length. Infinite patience makes the search exact: it continues until
-            no other output can be better. `logits.RULES` implements min_length and no_repeat_ngram_size.
+            no other output can be better. `beams.RULES` implements min_length and no_repeat_ngram_size.
 
     Returns:
         `Hypotheses` with N = n_best. A row without finished outputs has its unfinished ones.
@@ -145,6 +145,7 @@ def _search(
     max_finished = ops.maximum(ops.round(by_row.pop("patience") * ops.cast(by_row["beam_size"], "float32")), 1.0)
     max_penalty = penalty(max_length, by_row["length_penalty"])
     rows = Rows(ops.arange(B, dtype="int32"), max_length, max_finished, max_penalty, by_row)
+
     # 2. Sizes. For an empty batch, K is 1 and L is 0.
     K, L, grows = fixed or (ops.max(by_row["beam_size"], initial=1), ops.max(max_length, initial=0), False)
     # The first slot, 0, is computed: copies of a constant would go into an exported file, and converters would take the

@@ -48,12 +48,10 @@ def attention_page(pairs: Iterable[Pair]) -> str:
         BadInput: If `pairs` is empty, or the weights of a pair do not fit its tokens.
     """
 
-    def in_thousandths(row: np.ndarray) -> list[int]:
-        # The page reads missing values at the end of a row as 0.
-        return np.trim_zeros(np.rint(1000 * row.astype("float64")).astype(int), "b").tolist()
-
     def as_json(rows: list[str], columns: list[str], layers: list[np.ndarray]) -> dict[str, Any]:
-        weights = [[[in_thousandths(row) for row in head] for head in layer] for layer in layers]
+        thousandths = [np.rint(1000 * layer.astype("float64")).astype(int) for layer in layers]
+        # The page reads missing values at the end of a row as 0.
+        weights = [[[np.trim_zeros(row, "b").tolist() for row in head] for head in layer] for layer in thousandths]
         return {"rows": rows, "columns": columns, "layers": weights}
 
     data = [{kind: as_json(*parts) for kind, parts in _parts(pair).items()} for pair in pairs]

@@ -51,8 +51,8 @@ def attention(
         The output [B, h, T, d_v] in value's dtype and the weights ("scores") [B, h, T, S] in float32.
     """
     # "We suspect that for large values of d_k, the dot products grow large in magnitude, pushing the softmax function
-    # into regions where it has extremely small gradients": hence 1 / sqrt(d_k). Scaling the queries
-    # instead of the product keeps the product within float16's range for longer.
+    # into regions where it has extremely small gradients": hence 1 / sqrt(d_k). Scaling the queries instead of the
+    # product keeps the product within float16's range for longer.
     d_k = query.shape[-1]
     logits = ops.matmul(query * d_k**-0.5, ops.swapaxes(key, -1, -2))  # [B, h, T, S]
     # The softmax is float32 under every policy: bfloat16's 8 bits are too few for a sum of many small weights.

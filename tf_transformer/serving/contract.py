@@ -1,8 +1,5 @@
 """The serving contract: inputs and outputs of a SavedModel (savedmodels/README.md has the tables).
 
-`Export` is what `Translator.save` writes: `Signature`s, whose functions are those of `_Graph`, on a `Root`, which owns
-the weights. `serving.savedmodel` writes it to a directory.
-
 Every input is [batch], or [1] for an option. The first axis of every output is the batch and its other axes are fixed,
 so TensorFlow Serving can merge requests. No row ever raises, whatever it contains: that would fail its neighbors.
 """
@@ -118,6 +115,10 @@ class Root(tf.Module):
 
         # A new function, since the former one keeps its table after a save or a call.
         self.model_info = Signature("model_info", model_info, ("key",)).traced()
+
+
+# What `Translator.save` writes: the functions of `_Graph` as signatures of a `Root`, which owns the weights. Python's
+# `Translator` derives from the same `TextModel`, so the two search alike.
 
 
 class Export(Root):

@@ -1,8 +1,4 @@
-"""A run's folder: settings, checkpoints and history. A killed run loses only the work since its last checkpoint.
-
-So every file is written under a temporary name and then renamed, which a kill cannot interrupt halfway. A run that
-resumes checks what could have changed since: settings, optimizer, loss and the files' checksums.
-"""
+"""A run's folder: settings, checkpoints and history. A killed run loses only the work since its last checkpoint."""
 
 import contextlib
 import csv
@@ -54,6 +50,10 @@ class History(list[dict[str, Any]]):
         row = (self[-1] if self else {}).items()
         last = "".join(f", {name} {value:,.0f}" if value > 999 else f", {name} {value:.4g}" for name, value in row)
         return f"History of {len(self):,} checkpoint{'s' * (len(self) != 1)}{last}"
+
+
+# Why files are written under a temporary name: a kill can interrupt a write halfway, but not a rename. A run that
+# resumes checks what could have changed since: settings, optimizer, loss and the files' checksums.
 
 
 class Run:
@@ -231,6 +231,7 @@ class Run:
             rows = [row for row in self.history if row["step"] in by_step]
             best = [by_step[rows[i]["step"]] for i in self.metric.best_first(rows)[: self.keep]]
             state["best"], kept = [path.name for path in best], kept + best
+
         # 2. Write the new one. A leading dot hides it from `checkpoints` until it is complete.
         temporary = folder.with_name(f".{folder.name}")
         shutil.rmtree(temporary, ignore_errors=True)
@@ -259,6 +260,7 @@ class Run:
             shutil.rmtree(temporary, ignore_errors=True)
             last = ", ".join(path.name for path in self.checkpoints()[-1:]) or "none"
             raise OSError(f"{folder}: the checkpoint cannot be written: {error}; the last one kept: {last}") from error
+
         # 3. Only now are others removed, so that a full disk leaves those that there were.
         for other in {*self.checkpoints()} - {*kept, folder}:
             shutil.rmtree(other)

@@ -250,6 +250,7 @@ class Trainer:
         exists = run.exists(self.settings)
         # Only now may a file change: all workers must have found the same ones.
         distribution.wait_for_all(self._strategy)
+
         # 2. The vocabulary and, by it, the data. The tokenizer is written before config.json, since a folder with
         # config.json is a run that can resume.
         tokenizer = self._tokenizer(exists)
@@ -274,6 +275,7 @@ class Trainer:
         finished = checkpoints.step >= end or (until is None and steps <= checkpoints.stopped_of)
         if not finished:
             say(f"a checkpoint and the dev set's score every {interval:,} steps")
+
         # 4. Training. For Keras, the steps between two checkpoints are an epoch, whatever the data's epochs are.
         while checkpoints.step < end and not finished:
             # A run that was stopped within an epoch first completes it.

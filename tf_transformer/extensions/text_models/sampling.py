@@ -59,7 +59,7 @@ def sample(
         k: Number of tokens to choose from. `None` means all.
         widest: Upper bound of k, where shapes are fixed and k is a tensor.
         p: Probability mass of the likeliest tokens to choose from (Holtzman et al. 2020). `None` means all.
-        options: Options of a search that `logits.RULES` names, such as min_length, each a number or int32 [B].
+        options: Options of a search that `beams.RULES` names, such as min_length, each a number or int32 [B].
 
     Returns:
         `Hypotheses` with N = 1. Scores and log-probabilities are the model's own, at temperature 1.
