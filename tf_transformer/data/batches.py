@@ -362,6 +362,8 @@ def batch_sizes(bounds: Sequence[int], batch_tokens: int) -> list[int]:
     """Returns the rows of a full batch of each bucket, or raises `BadInput` if a batch cannot hold the longest pair."""
     if batch_tokens < bounds[-1]:
         raise BadInput(f"batch_tokens: expected at least max_length={bounds[-1]}, got {batch_tokens}")
+    # "Sentence pairs were batched together by approximate sequence length. Each training batch contained a set of
+    # sentence pairs containing approximately 25000 source tokens and 25000 target tokens."
     return [batch_tokens // bound for bound in bounds]
 
 

@@ -254,8 +254,6 @@ def _where_rows(condition: Tensor, new: Tensor, old: Tensor) -> Any:
 
 
 # Rules for which tokens may not follow, and the top-k, which a step begins with.
-
-
 def top_k(logits: Tensor, k: Tensor) -> tuple[Any, Any]:
     """Returns the k highest logits [..., V] and their tokens. Equal logits keep their order."""
     # The k best are in the k blocks with the highest maxima, so only these blocks are sorted, and not all of V. That

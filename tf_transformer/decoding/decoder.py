@@ -19,8 +19,6 @@ else:
 
 # The model's `DecoderCache` holds `KeyValue`s, whose `write` adds the newest keys and values. Each loop of a search
 # allows another way to write, so each has a class here, and the model's `call` does not know which one it has.
-
-
 class InPlaceKeyValue(KeyValue):
     """Keys and values that a TensorFlow loop writes in place."""
 

@@ -37,6 +37,7 @@ class SearchOptions:
         BadInput: If a value is out of range.
     """
 
+    # "We used beam search with a beam size of 4 and length penalty alpha = 0.6" (section 6.1).
     beam_size: Annotated[int, span(1, MOST_BEAMS)] = _option(4, 1, 16)
     length_penalty: Annotated[float, span(0, 10)] = _option(0.6, 0, 5)
     min_length: Annotated[int, span(0, most=2**30)] = _option(0, 0, 256, parser=False)

@@ -119,8 +119,6 @@ class Root(tf.Module):
 
 # What `Translator.save` writes: the functions of `_Graph` as signatures of a `Root`, which owns the weights. Python's
 # `Translator` derives from the same `TextModel`, so the two search alike.
-
-
 class Export(Root):
     """SavedModel of a translator.
 

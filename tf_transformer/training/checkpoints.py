@@ -47,8 +47,6 @@ def numbers_in(logs: Logs) -> dict[str, float]:
 
 # Why not Keras's `BackupAndRestore`: it keeps one backup until `fit` ends, without the history and the random state of
 # dropout. This keeps several, with both, so a resumed training ends with the weights of an uninterrupted one.
-
-
 class Checkpoints(keras.callbacks.Callback):
     """Resumes from a run's newest checkpoint, and saves a checkpoint and a row of the history after every epoch.
 

@@ -54,8 +54,6 @@ class History(list[dict[str, Any]]):
 
 # Why files are written under a temporary name: a kill can interrupt a write halfway, but not a rename. A run that
 # resumes checks what could have changed since: settings, optimizer, loss and the files' checksums.
-
-
 class Run:
     """Folder of a training run.
 
