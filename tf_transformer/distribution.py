@@ -112,7 +112,7 @@ def is_chief(strategy: Strategy) -> bool:
 
 def wait_for_all(strategy: Strategy) -> None:
     """Waits until every worker has called this, or raises if one of them died."""
-    # TensorFlow has no barrier. A sum over all replicas ends only when each has given its part.
+    # TensorFlow has no public barrier. A sum over all replicas ends only when each has given its part.
     if is_a_worker(strategy):
         with strategy.scope():
             strategy.run(tf.function(lambda: over_replicas(tf.constant(0.0))))

@@ -268,7 +268,7 @@ def TextCorpus(
         FileNotFoundError: If a file is missing.
         BadInput: If line counts differ or a line is bad. The message names the line.
     """
-    # Dev and test set are read first: they are small, and a mistake in them shows before the training set is read.
+    # Dev and test set are read first, since they are small: a mistake in them raises before the training set is read.
     files = two_files("train", train)
     source = TextSource(files[0], files[1], skip_bad_lines)
     test_texts = read_texts(test, "test") if test else None

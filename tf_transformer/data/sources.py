@@ -179,7 +179,7 @@ class Source(abc.ABC):
                 if problem := line_problem(text):
                     if not self.skip_bad_lines:
                         raise BadInput(f"{self.place(side, index)}: expected a sentence in UTF-8, got {problem}")
-                    # Empty and not left out, so that the numbers of the pairs after it stay the line numbers.
+                    # Empty and not dropped, so that the numbers of the pairs after it stay the line numbers.
                     source = target = b""
                     break
             yield index + 1, source, target

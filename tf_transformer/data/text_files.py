@@ -137,7 +137,7 @@ def _ranges_of(path: str, lines: int, digest: Any) -> Iterator[LineRange]:
                 digest.update(block)
             ends = block.count(b"\n")
             if count + ends >= lines:
-                # Only where a range ends in this block are the places of its newlines needed.
+                # The positions of newlines are needed only if a range ends in this block.
                 newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
                 for position in newlines[lines - count - 1 :: lines].tolist():
                     yield LineRange(path, offset, first, lines)

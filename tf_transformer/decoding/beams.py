@@ -172,7 +172,7 @@ def _append(state: BeamState, indices: Tensor, parents: Tensor, new_tokens: Symb
     """
     K = size(indices, 1) // 2
     zeros = ops.zeros_like(indices)
-    # A finished hypothesis is copied from its own place, a candidate from its parent's, behind the K finished ones.
+    # A finished hypothesis is copied from its own index, a candidate from its parent's, after the K finished ones.
     same = zeros + ops.arange(2 * K, dtype="int32")
     origins = gather(ops.concatenate([same[:, :K], K + parents], axis=1), indices, batch_dims=1)
     origins = _where_rows(state.running, origins, same)

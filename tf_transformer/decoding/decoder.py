@@ -79,7 +79,7 @@ def decoder_of(
         memory_mask, is_token, layers = cache
         positions = ops.reshape(position, (1,))  # the same for the newest token of each beam
         context = layers, memory_mask, positions, slot, ancestry
-        # Self-attention's mask is the ancestry alone: it is causal, since no slot is visible before it is written.
+        # The ancestry is the whole mask of self-attention. It is causal, since no slot is visible before it is written.
         logits, layers, _, cross_scores = model.decode_step(ids, *context, weights, return_attention_scores=True)
         # The mean of the last layer's heads, or of those that a family trained to align. Only details use it.
         attention = ops.mean(cross_scores[-1][:, : model.config.alignment_heads], axis=1)  # [B, K, S]

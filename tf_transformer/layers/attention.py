@@ -68,11 +68,11 @@ def attention(
     # Skip softmax over one position, which makes Keras warn. It is 1, and its gradient 0.
     scores = ops.softmax(logits) if logits.shape[-1] != 1 else ops.exp(logits - logits)
     weights = ops.cast(scores, value.dtype)
-    # `scores` are returned without dropout, for those who look at them.
+    # The returned `scores` are without dropout, since they are for plots and alignments.
     output = ops.matmul(weights if dropout is None else dropout(weights), value)  # [B, h, T, d_v]
     if mask is None:
         return output, scores
-    # Over masked keys alone, the softmax is uniform: all logits are equally low.
+    # If all keys are masked, the softmax is uniform, since all logits are equally low.
     attends = ops.any(mask, axis=-1, keepdims=True)  # [B, 1, T, 1]
     return output * ops.cast(attends, output.dtype), scores * ops.cast(attends, scores.dtype)
 

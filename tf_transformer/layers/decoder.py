@@ -110,7 +110,7 @@ class DecoderLayer(TransformerLayer):
         training: bool | None = None,
         mask: Tensor = None,
     ) -> Any:
-        # Keys and values of self-attention: those of x alone, or written behind those of earlier tokens.
+        # Keys and values of self-attention: those of x or, with a cache, also those of earlier tokens.
         inputs = self.self_attention_norm.sublayer_input(x)
         target = self.self_attention.project(inputs)  # [B, h, T, d_k], [B, h, T, d_v]
         if cache is None:

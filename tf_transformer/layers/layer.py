@@ -57,7 +57,7 @@ class Layer(Rematerialized):
         Raises:
             BadInput: If a tensor has another number of axes than documented, or a mask holds floats.
         """
-        # Not in `call`: Keras would surround the message with its own lines. Nor in `build`, which sees only the first
+        # Not in `call`: Keras would add lines to the message. Nor in `build`, which sees only the first
         # call, and no masks.
         names = [*_signature(type(self).call).parameters][1:]
         inputs = dict(zip(names, args, strict=False)) | kwargs

@@ -99,7 +99,7 @@ def config_of(values: Mapping[str, Any]) -> TransformerConfig:
         BadInput: If no family has these fields, or a value is out of range.
     """
     values = current_fields(values)
-    # A stored configuration does not name its family. Its fields tell.
+    # A stored configuration does not name its family. Its fields identify it.
     fields = {family.config: {field.name for field in dataclasses.fields(family.config)} for family in families()}
     fitting = [config for config, names in fields.items() if values.keys() <= names]
     if not fitting:

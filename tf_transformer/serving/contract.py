@@ -201,7 +201,7 @@ class _Graph:
 
     def _search(self, text: Tensor, exact_n: int, inputs: Mapping[str, Any], prefix: Tensor = None) -> Any:
         """Searches with the options among `inputs`, each [1] or [batch]."""
-        # In a graph no value raises, so what Python's `request` rejects is mended here.
+        # In a graph no value raises, so what Python's `request` rejects is replaced here.
         text, rows = tf.ensure_shape(text, [None]), {}
         for name, option in self.options.items():
             rows[name] = _per_row(name, inputs.get(name, self.defaults[name]), text)
@@ -296,7 +296,7 @@ def _per_row(name: str, option: Tensor, text: Tensor) -> Any:
     """Broadcasts an option [1] or [batch] to [batch]."""
     option = tf.ensure_shape(option, [None])
     B, count = tf.shape(text)[0], tf.shape(option)[0]
-    # Of two options for four texts, nothing says which text each is for.
+    # Two options for four texts could belong to any of them.
     message = f"{name}: expected a vector of length 1 or of the batch size"
     with tf.control_dependencies([tf.debugging.Assert((count == 1) | (count == B), [message, count, B])]):
         return tf.broadcast_to(tf.cond(count == B, lambda: option, lambda: option[:1]), [B])

@@ -57,7 +57,7 @@ class Tokenizer:
         ids = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
         if ids != (PAD_ID, BOS_ID, EOS_ID, UNKNOWN_ID):
             raise BadInput(f"expected a SentencePiece model with pad, bos, eos, unk = 0, 1, 2, 3; got {ids}")
-        # The serialized model is kept: it is what files, SavedModels and other processes get.
+        # The serialized model is kept for files, SavedModels and other processes.
         self.model = model
         self.processor = processor
         self.vocab_size: int = processor.vocab_size()

@@ -288,7 +288,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Adds a row to the history and saves a checkpoint. `logs` may have only the values of the epoch's steps."""
-        # Rates are of the steps alone, without the time that scores take.
+        # Only the time of the steps counts in rates, not that of scoring.
         self._scoring = False
         self.seconds += self.elapsed
         if "tokens" in logs:
@@ -314,7 +314,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._save(**({"stopped_of": self.stopped_of} if self.stopped_of else {}))
 
     def _save(self, **state: Any) -> None:
-        # The averages are what is stored as the model's weights: whoever loads the file gets the better model. The
+        # The averages are stored as the model's weights, so that loading the file returns the better model. The
         # optimizer stores the others, from which training continues.
         self.before_saving()
         state |= self._counted() | ({"compiled": self._compiled} if self._compiled else {})

@@ -259,7 +259,7 @@ class Run:
             last = ", ".join(path.name for path in self.checkpoints()[-1:]) or "none"
             raise OSError(f"{folder}: the checkpoint cannot be written: {error}; the last one kept: {last}") from error
 
-        # 3. Only now are others removed, so that a full disk leaves those that there were.
+        # 3. Only now are others removed, so that a full disk keeps the earlier ones.
         for other in {*self.checkpoints()} - {*kept, folder}:
             shutil.rmtree(other)
         return folder
@@ -298,7 +298,7 @@ class Run:
             if stored != expected:
                 raise ValueError(f"expected {expected} variables of the optimizer, got {stored}")
             model.load_weights(weights)
-            # Weights are not all: dropout must go on with the random numbers that would have come next.
+            # Dropout continues with the random numbers that would have been next.
             wake_adapters(model)
             seeds, values = _seeds(model), [np.asarray(value) for value in state["seeds"]]
             are_integers = {value.dtype.kind for value in values} <= set("iu")
@@ -411,7 +411,7 @@ def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    # By name, in words, and nested: the message is all that tells someone what to change back.
+    # By name and with both values, so that the message shows what to change back.
     differences, names = [], dict.fromkeys([*before, *now])
     if {"sha256"} <= before.keys() & now.keys():
         # A training set with a checksum may be moved or renamed.

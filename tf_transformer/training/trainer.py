@@ -280,7 +280,7 @@ class Trainer:
         while checkpoints.step < end and not finished:
             # A run that was stopped within an epoch first completes it.
             epoch, done = divmod(checkpoints.step, interval)
-            # Nothing is saved after a step that was not finite, so a run can always go back to good weights.
+            # Raises before anything is saved after a step that was not finite, unless such updates are skipped.
             finite = StopOnNonFinite(batches, checkpoints.step, recipe.on_nan == "skip")
             checkpoints.before_saving = finite.check
             scores = self._score_callbacks(model, tokenizer)
@@ -423,7 +423,7 @@ class Trainer:
         A subclass may return another model with the same weights.
         """
         recipe = self.recipe
-        # Directly before the weights are initialized: what the process did before must not change them.
+        # Directly before the weights are initialized, so that earlier random numbers of the process do not change them.
         keras.utils.set_random_seed(recipe.seed)
         # The scope is not around `fit`, where only one worker creates variables, to translate the dev set.
         with distribution.scope(self._strategy):
