@@ -31,6 +31,7 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
         "data",
         "decoding",
         "evaluation",
+        "extensions.words",
         "inference",
         "models",
         "serving",
@@ -42,11 +43,11 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
     "extensions.recipes": ("data", "extensions.documents", "inference"),
     "extensions.server": ("decoding", "extensions.documents", "inference"),
     "extensions.sources": ("data", "tokenizers"),
-    "extensions.text_models": ("decoding", "inference", "layers", "serving", "tokenizers"),
-    "extensions.words": ("inference",),
+    "extensions.text_models": ("decoding", "extensions.words", "inference", "layers", "serving", "tokenizers"),
+    "extensions.words": ("inference", "tokenizers"),
 }
 # Modules that import TensorFlow at once. They are loaded only on it.
-ON_TENSORFLOW = ["decoding.growing", "inference.savedmodel", "extensions.parsing.in_graph"]
+ON_TENSORFLOW = ["decoding.growing", "inference.savedmodel"]
 ON_TENSORFLOW += [f"extensions.server.{name}" for name in ("app", "libretranslate", "model", "predict")]
 ON_TENSORFLOW += [f"serving.{name}" for name in ("contract", "savedmodel")] + ["extensions.compression.graphs"]
 ON_TENSORFLOW += [f"extensions.beam.{name}" for name in ("preparation", "shards", "translation")]

@@ -9,7 +9,6 @@ import tensorflow as tf
 from nltk import Tree
 
 import tf_transformer as tt
-from tf_transformer.extensions.parsing import in_graph
 from tf_transformer.extensions.parsing.corpus import encoder_of
 from tf_transformer.extensions.parsing.parser import Grammar, Parser
 from tf_transformer.extensions.parsing.treebank import as_line, linearised, read_tree, to_tree, words_of
@@ -201,7 +200,7 @@ def test_sources_are_those_of_training(parser):
 def test_the_graph_reads_like_python(parser):
     texts = [*TEXTS, "( -LRB- {}", "a\x85b\x7fc\u2028d", b"\xffa \xc3", "cat " * 50, "\u200b"]
     texts += [". " * words for words in range(parser.most_pieces // 2, parser.most_pieces + 2)]  # around the limit
-    ours, graph = parser.read(texts), in_graph.read(texts, parser.tokenizer, parser.most_pieces)
+    ours, graph = parser.read(texts), parser.read_in_graph(texts)
     assert [[word.encode() for word in row] for row in ours.words] == graph.words.to_list()
     for name in ("count", "ids", "length", "truncated"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(graph, name), err_msg=name)
@@ -214,9 +213,9 @@ def test_trees_in_the_graph_and_in_python_are_equal(parser, tree):
     tree = read_tree(tree)
     text = " ".join(words_of(tree))
     _, (ids,) = encoder_of(parser.tokenizer)([text.encode()], [" ".join(linearised(tree)).encode()])
-    graph = in_graph.read([text], parser.tokenizer, parser.most_pieces)
+    graph = parser.read_in_graph([text])
     rows = tf.constant([[*ids, EOS_ID, 0]])
-    assert in_graph.trees(rows, graph, parser.grammar, parser.written).numpy() == [as_line(tree).encode()]
+    assert parser.trees_in_graph(rows, graph).numpy() == [as_line(tree).encode()]
     source = parser.read([text])
     assert parser.tree([*ids, EOS_ID], source.words[0], source.count[0]) == as_line(tree)
 

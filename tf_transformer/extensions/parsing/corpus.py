@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import json
 import os
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
@@ -13,7 +12,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.data.corpus import Corpus, Files
 from tf_transformer.data.sources import Encode, Source, Texts
 from tf_transformer.extensions.parsing import treebank
-from tf_transformer.tokenizers.strings import utf8
+from tf_transformer.extensions.words import split_words
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.type_names import VocabularyKind
@@ -21,9 +20,7 @@ from tf_transformer.utils.values import Count, Kind, check_fields, checked
 
 # A small ratio repeats the gold trees many times in memory, hence the lower limit.
 Ratio = Annotated[float, Kind("a number from 0.001 to 1,000", lambda number: 0.001 <= number <= 1_000)]
-WSJ = {"train": range(2, 22), "dev": [22], "test": [23]}  # sections
 MAX_LENGTH = 512  # training pairs have at most so many tokens per side, EOS included
-SEPARATORS = ("Zs", "Zl", "Zp", "Cc")  # white space and control characters, where words end
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ def TreebankCorpus(
 
 def wsj(folder: str | os.PathLike[str]) -> tuple[Files, Files, Files]:
     """Returns the Wall Street Journal's files for training (sections 2 to 21), dev (22) and test (23)."""
-    train, dev, test = (treebank.wsj_files(folder, sections) for sections in WSJ.values())
+    train, dev, test = (treebank.wsj_files(folder, sections) for sections in (range(2, 22), [22], [23]))
     return train, dev, test
 
 
@@ -133,12 +130,6 @@ class ParserInput(NamedTuple):
     ids: Any  # int32 [B, S], subwords of these, and EOS
     length: Any  # int32 [B], number of ids without EOS, at least one per word
     truncated: Any  # bool [B], whether the text has more words
-
-
-def split_words(text: bytes) -> list[str]:
-    """Returns a text's words as it spells them."""
-    plain = "".join(" " if unicodedata.category(one) in SEPARATORS else one for one in utf8(text))
-    return [word for word in plain.split(" ") if word]
 
 
 def encoder_of(tokenizer: Tokenizer) -> Encode:

@@ -30,32 +30,12 @@ class Score:
 
     signature = "EVALB with COLLINS.prm"
 
-    @property
-    def value(self) -> float:
-        """F1, under the name that all scores have."""
-        return self.f1
-
-    @property
-    def recall(self) -> float:
-        return _percent(self.matched, self.gold)
-
-    @property
-    def precision(self) -> float:
-        return _percent(self.matched, self.test)
-
-    @property
-    def f1(self) -> float:
-        return _percent(2 * self.matched, self.gold + self.test)
-
-    @property
-    def complete_match(self) -> float:
-        """Percentage of sentences whose brackets all match."""
-        return _percent(self.complete, self.sentences)
-
-    @property
-    def tagging(self) -> float:
-        """Percentage of right tags."""
-        return _percent(self.right_tags, self.words)
+    # Percentages. `value` is F1, under the name that all scores have.
+    recall = property(lambda self: _percent(self.matched, self.gold))
+    precision = property(lambda self: _percent(self.matched, self.test))
+    value = f1 = property(lambda self: _percent(2 * self.matched, self.gold + self.test))
+    complete_match = property(lambda self: _percent(self.complete, self.sentences))
+    tagging = property(lambda self: _percent(self.right_tags, self.words))
 
     def __add__(self, other: "Score") -> "Score":
         return Score(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
@@ -87,16 +67,9 @@ def score(gold: "Tree", test: "Tree") -> Score:
     tags = [(gold_tag, tag) for (_, gold_tag), (_, tag) in zip(gold.pos(), test.pos(), strict=True)]
     counts = [gold_tag not in PUNCTUATION for gold_tag, _ in tags]
     gold_brackets, test_brackets = brackets(gold, counts), brackets(test, counts)
-    matched = (gold_brackets & test_brackets).total()
-    return Score(
-        matched=matched,
-        gold=gold_brackets.total(),
-        test=test_brackets.total(),
-        complete=int(matched == gold_brackets.total() == test_brackets.total()),
-        right_tags=sum(gold_tag == tag for (gold_tag, tag), count in zip(tags, counts, strict=True) if count),
-        words=sum(counts),
-        sentences=1,
-    )
+    right_tags = sum(gold_tag == tag for (gold_tag, tag), count in zip(tags, counts, strict=True) if count)
+    sizes = [part.total() for part in (gold_brackets & test_brackets, gold_brackets, test_brackets)]
+    return Score(*sizes, int(len({*sizes}) == 1), right_tags, sum(counts), sentences=1)
 
 
 def brackets(tree: "Tree", counts: list[bool]) -> Counter[Any]:

@@ -20,13 +20,15 @@ from tf_transformer.decoding.search import OPTIONS, Fixed, beam_search
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.decoding.text_model import Immutable, check_length, padded
 from tf_transformer.evaluation.bleu import Metric
-from tf_transformer.extensions.parsing import evalb
+from tf_transformer.extensions.parsing import evalb, treebank
 from tf_transformer.extensions.parsing.constraint import LEAF, Grammar
-from tf_transformer.extensions.parsing.corpus import ParserInput, encoder_of, read_texts, split_words
-from tf_transformer.extensions.parsing.treebank import NO_TAG, ROOT, escaped, linearised, read_tree, with_brackets
+from tf_transformer.extensions.parsing.corpus import ParserInput, encoder_of, read_texts
+from tf_transformer.extensions.words import split_words
 from tf_transformer.inference.engine import Engine, Hypothesis, Request, TranslationResult, in_batches
 from tf_transformer.inference.translator import Translator
+from tf_transformer.masks import PAD_ID
 from tf_transformer.models.transformer import Attention
+from tf_transformer.tokenizers.strings import valid_text
 from tf_transformer.tokenizers.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
 from tf_transformer.training.tasks import Task
 from tf_transformer.utils.files import encoded
@@ -36,11 +38,11 @@ from tf_transformer.utils.type_names import Dtype, Folders, Tensor
 from tf_transformer.utils.values import MOST, Natural, checked
 
 if TYPE_CHECKING:
-    from tf_transformer.extensions.parsing import in_graph
-    from tf_transformer.serving import savedmodel
+    import tensorflow as tf
+
+    from tf_transformer.serving.contract import Root
 else:
-    savedmodel = lazily("tf_transformer.serving.savedmodel", "a SavedModel")
-    in_graph = lazily("tf_transformer.extensions.parsing.in_graph", "a SavedModel")
+    tf = lazily("tensorflow", "a SavedModel")
 
 EXTRA_LENGTH = 300  # maximum number of tokens beyond the source's length (section 6.3)
 RUN_OPTIONS = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf}  # infinite: exact search
@@ -66,8 +68,8 @@ class Parser(Immutable, Engine):
             if not option.parser and translator.options.get(name, option.default) != option.default:
                 value = translator.options[name]
                 raise BadInput(f"{name}: expected {option.default}, since a grammar makes the tree, got {value}")
-        self.translator = translator
-        self.tokenizer = translator.tokenizer
+        self.translator, self.tokenizer = translator, translator.tokenizer
+        self.batch_size = translator.batch_size
         config = translator.model.config
         self.max_length: int = config.max_length if config.positions == "learned" else MOST
         # A word takes at least its first subword and its tag.
@@ -84,23 +86,11 @@ class Parser(Immutable, Engine):
         runs = not isinstance(path, str | os.PathLike) or find_saved_model(path) is None
         return cls(Translator.from_pretrained(path, **((RUN_OPTIONS if runs else {}) | options)))
 
+    metadata = property(lambda self: self.translator.metadata)
+    options = property(lambda self: self.translator.options)
+
     def _described(self) -> str:
         return self.translator._described()
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """Metadata of an export of this parser."""
-        return self.translator.metadata
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """Search options by name."""
-        return self.translator.options
-
-    @property
-    def batch_size(self) -> int:  # type: ignore[override]
-        """Number of texts per batch."""
-        return self.translator.batch_size
 
     def replace(self, **changes: Any) -> "Parser":
         """Returns a parser with some of the translator's arguments changed: `parser.replace(beam_size=1)`."""
@@ -124,9 +114,11 @@ class Parser(Immutable, Engine):
 
         def lines(rows: list[int]) -> Iterator[list[str]]:
             source, outputs = self._search([texts[i] for i in rows], free=True)
-            for i in range(len(rows)):
-                length = int(outputs.lengths[i, 0]) - bool(outputs.finished[i, 0])
-                yield self._line(outputs.ids[i, 0, :length].tolist(), source.firsts[i, : source.count[i]].tolist())
+            lengths = outputs.lengths[:, 0] - outputs.finished[:, 0]
+            for ids, length, firsts, count in zip(
+                outputs.ids[:, 0], lengths, source.firsts, source.count, strict=False
+            ):
+                yield self._line(ids[:length].tolist(), firsts[:count].tolist())
 
         return in_batches(lines, texts, self.batch_size)
 
@@ -177,12 +169,12 @@ class Parser(Immutable, Engine):
             return self.translator.attention_of(read.ids, outputs.ids[0, 0, : outputs.lengths[0, 0]].tolist())
         tags = {token for token in self.tokenizer.control_tokens if token[0] not in "()"}
         try:
-            tree = read_tree(target)
+            tree = treebank.read_tree(target)
         except ValueError as error:
             raise BadInput(f"expected a tree in brackets, got {target!r}") from error
         if len(tree.leaves()) != read.count[0]:
             raise BadInput(f"expected a tree over {int(read.count[0])} words, got one over {len(tree.leaves())}")
-        tokens = linearised(tree, tags != {NO_TAG})
+        tokens = treebank.linearised(tree, tags != {treebank.NO_TAG})
         if unknown := set(tokens) - set(self.tokenizer.control_tokens):
             raise BadInput(f"expected labels and tags of the parser's trees, got {', '.join(sorted(unknown))}")
         _, (ids,) = encoder_of(self.tokenizer)([encoded(source)], [" ".join(tokens).encode()])
@@ -190,9 +182,9 @@ class Parser(Immutable, Engine):
 
     def read(self, texts: Sequence[str | bytes]) -> ParserInput:
         """Reads texts into NumPy arrays, without words beyond max_source_length subwords."""
-        words = [split_words(encoded(text)) for text in texts]
+        words = list(map(split_words, texts))
         heads = [row[: self.most_pieces] for row in words]  # a word has at least one subword
-        pieces = iter(self.tokenizer.encode([with_brackets(word) for head in heads for word in head]))
+        pieces = iter(self.tokenizer.encode([treebank.with_brackets(word) for head in heads for word in head]))
         rows, firsts, lengths, counts = [], [], [], []
         for head in heads:
             ids_by_word = [next(pieces) for _ in head]
@@ -231,39 +223,95 @@ class Parser(Immutable, Engine):
         Returns:
             Trees, string [B]; scores, float32 [B]; truncated, bool [B]. A text without words has "" and 0.
         """
-        source = in_graph.read(text, self.tokenizer, self.most_pieces)
+        source = self.read_in_graph(text)
         outputs = self._best(source)
-        trees = in_graph.trees(outputs.ids[:, 0], source, self.grammar, self.written)
-        return trees, outputs.scores[:, 0], source.truncated
+        return self.trees_in_graph(outputs.ids[:, 0], source), outputs.scores[:, 0], source.truncated
+
+    def read_in_graph(self, text: Tensor) -> ParserInput:
+        """Reads texts [B] into tensors, like `read`."""
+        # These classes are those of `SEPARATORS`, so that the graph and Python see the same words.
+        words = tf.strings.split(tf.strings.regex_replace(valid_text(text), r"[\p{Z}\p{Cc}]+", " "))
+        plain = words.flat_values
+        for name, bracket in treebank.BRACKETS.items():
+            plain = tf.strings.regex_replace(plain, name, bracket)
+        pieces = words.with_flat_values(self.tokenizer.tokenize(plain))  # [B, None, None]
+        by_word = pieces.values
+        unknown = tf.fill([by_word.nrows(), 1], UNKNOWN_ID)
+        firsts = pieces.with_values(tf.concat([by_word, unknown], axis=1)[:, :1].flat_values)
+        sizes = tf.maximum(tf.cast(by_word.row_lengths(), tf.int32), 1)
+        before = tf.gather(tf.concat([[0], tf.cumsum(sizes)], axis=0), words.row_splits)[:-1]
+        fits = words.with_flat_values(tf.cumsum(sizes)) - before[:, tf.newaxis] <= self.most_pieces
+        count = tf.reduce_sum(tf.cast(fits, tf.int32), axis=1)
+        ids = tf.ragged.boolean_mask(pieces, fits).merge_dims(1, 2)
+        return ParserInput(
+            words=words,
+            count=count,
+            firsts=firsts.to_tensor(),
+            ids=tf.concat([ids, tf.fill([ids.nrows(), 1], EOS_ID)], axis=1).to_tensor(PAD_ID),
+            length=tf.reduce_sum(tf.ragged.boolean_mask(words.with_flat_values(sizes), fits), axis=1),
+            truncated=count < tf.cast(words.row_lengths(), tf.int32),
+        )
+
+    def trees_in_graph(self, ids: Tensor, source: ParserInput) -> Any:
+        """Converts ids [B, L] of well-formed lines to trees [B], like `tree`."""
+        words = source.words
+        for pattern, replacement in treebank.ESCAPES:
+            words = tf.strings.regex_replace(words, pattern, replacement)
+        is_leaf = tf.gather(self.grammar.kinds, ids) == LEAF
+        index = tf.maximum(tf.cumsum(tf.cast(is_leaf, tf.int32), axis=1) - 1, 0)
+        dense = tf.pad(words.to_tensor(""), [[0, 0], [0, 1]])
+        word = tf.gather(dense, index, batch_dims=1)  # [B, L]
+        names = tf.gather(self.written, ids)
+        inner = tf.strings.reduce_join(tf.where(is_leaf, tf.strings.join([names, word, ")"]), names), axis=1)
+        is_omitted = tf.ragged.range(tf.cast(words.row_lengths(), tf.int32)) >= source.count[:, tf.newaxis]
+        omitted = tf.strings.join([f" ({treebank.NO_TAG} ", tf.ragged.boolean_mask(words, is_omitted), ")"])
+        tree = tf.strings.join([f"({treebank.ROOT}", inner, tf.strings.reduce_join(omitted, axis=1), ")"])
+        return tf.where(source.count > 0, tree, "")
 
     @checked
     def tree(self, ids: Sequence[int], words: Sequence[str], count: Natural) -> str:
         """Converts ids of a well-formed line over the first `count` words to a tree. Others are put under the root."""
         if not count:
             return ""
-        spelled = [escaped(word) for word in words]
+        spelled = [treebank.escaped(word) for word in words]
         leaves = iter(spelled)
         parts = [self.written[id] + (f"{next(leaves)})" if self.grammar.kinds[id] == LEAF else "") for id in ids]
-        omitted = [f" ({NO_TAG} {word})" for word in spelled[count:]]
-        return "".join([f"({ROOT}", *parts, *omitted, ")"])
+        omitted = [f" ({treebank.NO_TAG} {word})" for word in spelled[count:]]
+        return "".join([f"({treebank.ROOT}", *parts, *omitted, ")"])
 
     @checked
     def save(self, path: str | os.PathLike[str], checked: bool = False, **metadata: Any) -> None:
         """Writes a SavedModel of the serving contract (savedmodels/README.md), like `serving.savedmodel`."""
+        from tf_transformer.serving import savedmodel
+
         savedmodel.save_export(self.export(**metadata), path, checked)
 
-    def export(self, **metadata: Any) -> "in_graph.ParserExport":
+    def export(self, **metadata: Any) -> "Root":
         """Returns the export that `save` writes, with `metadata` as additional values of its `model_info`."""
+        from tf_transformer.serving.contract import Root, Signature
+
         model, metadata = self.translator.model.merged(), self.translator.export_options | metadata
-        return in_graph.ParserExport(self if model is self.translator.model else self.replace(model=model), **metadata)
+        parser = self if model is self.translator.model else self.replace(model=model)
+
+        def parse(text: Tensor) -> Any:
+            tree, score, truncated = parser.parse(tf.ensure_shape(text, [None]))
+            return {"tree": tree, "score": score, "truncated": truncated}
+
+        signatures = [Signature(name, parse) for name in ("serving_default", "parse")]
+        # The graph fixes the options of its search.
+        fixed = {name: value for name, value in self.options.items() if SEARCH_OPTIONS[name].parser}
+        return Root(model, self.tokenizer, signatures, {"serving_default": {}, "parse": {}}, **metadata, **fixed)
+
+
+def _f1(outputs: Sequence[str], references: Sequence[str]) -> evalb.Score:
+    return evalb.total(map(treebank.read_tree, references), map(treebank.read_tree, outputs))
 
 
 GREEDY: dict[str, Any] = {"beam_size": 1, "length_penalty": 0.0, "extra_length": EXTRA_LENGTH}
-
 PARSING = Task(
-    Metric("F1", lambda outputs, _, references: evalb.total(map(read_tree, references), map(read_tree, outputs))),
+    Metric("F1", lambda outputs, _, references: _f1(outputs, references)),
     read_texts,
-    lambda outputs, references: {"F1": evalb.total(map(read_tree, references), map(read_tree, outputs))},
+    lambda outputs, references: {"F1": _f1(outputs, references)},
     lambda model, tokenizer: Parser(Translator(model, tokenizer, **GREEDY)),
     Parser,
     lambda tokenizer: bool(tokenizer.control_tokens),

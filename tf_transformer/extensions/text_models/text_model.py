@@ -1,7 +1,6 @@
 """A Keras model behind a tokenizer: text in, and out come its outputs, a label, or labelled words."""
 
 import os
-import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,9 +10,10 @@ import numpy as np
 from keras import tree
 
 from tf_transformer.decoding.primitives import require_tensorflow
+from tf_transformer.extensions.words import split_words
 from tf_transformer.inference.engine import strings_in
 from tf_transformer.masks import PAD_ID
-from tf_transformer.tokenizers.strings import truncate_in_graph, truncate_texts, utf8, valid_text
+from tf_transformer.tokenizers.strings import truncate_in_graph, truncate_texts, valid_text
 from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 else:
     tf = lazily("tensorflow", "a SavedModel")
-
-SEPARATORS = ("Zs", "Zl", "Zp", "Cc")  # Unicode categories between words, `\p{Z}` and `\p{Cc}` in a graph
 
 
 class Label(NamedTuple):
@@ -183,9 +181,7 @@ class TextModel(Served):
 
     def _encode_words(self, text: str | bytes) -> EncodedText:
         ((text, cut),) = truncate_texts([text], self.max_length)  # words of megabytes would take gigabytes
-        spaced = "".join(" " if unicodedata.category(letter) in SEPARATORS else letter for letter in utf8(text))
-        words = [word for word in spaced.split(" ") if word]
-        ids, first_tokens = list[int](), list[int]()
+        words, ids, first_tokens = split_words(text), list[int](), list[int]()
         # A word that the normalization removes becomes the unknown token, so that every word has a label.
         for tokens in self.tokenizer.encode(words):
             if len(ids) + max(len(tokens), 1) > self.max_length - 1:
