@@ -6,6 +6,7 @@ import functools
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -18,15 +19,16 @@ from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, SearchOptions
 from tf_transformer.inference.engine import Engine, TranslationResult, warn_of_truncated
 from tf_transformer.training.recipe import RECIPES, Recipe
-from tf_transformer.utils.files import user_path
+from tf_transformer.utils.files import lines_of, user_path
 from tf_transformer.utils.terminal import Progress, TrainingInterrupted, quiet_import, quiet_stderr
 from tf_transformer.utils.type_names import VocabularyKind
-from tf_transformer.utils.values import documentation, plain_type
+from tf_transformer.utils.values import Positive, convert, documentation, plain_type
 
 HERE = "here"  # the device of --dry-run without a value
 CONFIG_OPTIONS = ("vocab_size", "dropout", "num_layers", "num_decoder_layers")
 EXPORTS = ("extra_length", "max_source_length")  # search options of `tf-transformer export`, not of training
 METAVARS = {int: "N", float: "X", str: "WORD"}
+COLUMNS = "LANGUAGE LANGUAGE SOURCE TARGET [DEV_SOURCE DEV_TARGET] [WEIGHT]"  # of a file of --directions
 
 
 def options(
@@ -73,6 +75,66 @@ def add_tfds_options(add: Callable[..., Any]) -> None:
     add("--tfds-dir", metavar="DIR", help="data directory of TensorFlow Datasets (its default)")
 
 
+def add_directions(add: Callable[..., Any]) -> None:
+    """Adds the options for `directed`."""
+    add("--directions", metavar="FILE", help="train on several language pairs, one per line (docs/guides/languages.md)")
+    temperature = "sample these language pairs in proportion to size to the power of 1/T (1)"
+    add("--temperature", type=float, metavar="T", help=temperature)
+    add_languages(add)
+
+
+def directed(args: argparse.Namespace, model: Any, check: bool) -> tuple[Any, Any, Any]:
+    """Reads the file of --directions, and its text if `check`.
+
+    Returns:
+        The model, a translator or a tokenizer, with the languages of the options or of the first line, and the sources
+        of training and dev set, or `None`.
+    """
+    languages = chosen(vars(args), LANGUAGES)
+    if languages and not (args.start or args.tokenizer_file):
+        raise BadInput("--source-language and --target-language: expected --from MODEL, a multilingual model")
+    if args.temperature is not None and not args.directions:
+        raise BadInput("--temperature: expected --directions as well")
+    if not args.directions:
+        return model, None, None
+    from tf_transformer.extensions.sources import DirectedSource, JoinedSource, TextSource, temperature_weights
+
+    tokenizer, weights = getattr(model, "tokenizer", model), list[float]()
+    train, dev = list[DirectedSource](), list[DirectedSource]()
+    for number, line in enumerate(lines_of(args.directions), 1):
+        try:
+            if not (columns := shlex.split(line.decode(), comments=True)):
+                continue
+            if not 4 <= len(columns) <= 7:
+                raise BadInput(f"expected {COLUMNS}, got {len(columns)} columns")
+            weights.append(convert("weight", number_in(columns.pop()), Positive) if len(columns) % 2 else 1.0)
+            pair, files = (columns[0], columns[1]), [str(user_path(file).absolute()) for file in columns[2:]]
+            tokenizer.with_languages(*pair)
+            for sources, start in [(train, 0), (dev, 2)][: len(files) // 2]:
+                text = TextSource(files[start], files[start + 1], args.skip_bad_lines)
+                if check or start:
+                    text.check()
+                sources.append(DirectedSource(text, pair))
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{args.directions}, line {number}: {error}") from error
+    if not train:
+        raise BadInput(f"{args.directions}: expected lines of {COLUMNS}, got none")
+    if args.temperature is not None:
+        balance = temperature_weights(train, args.temperature)
+        weights = [weight * more for weight, more in zip(weights, balance, strict=True)]
+    languages = dict(zip(LANGUAGES, train[0].languages, strict=True)) | languages
+    model = (model.with_languages if tokenizer is model else model.replace)(**languages)
+    return model, JoinedSource(train, weights), JoinedSource(dev) if dev else None
+
+
+def number_in(text: str) -> float | str:
+    """Returns the number that a text spells, or the text, if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def add_fields(
     add: Callable[..., Any], kind: type, names: Iterable[str], presets: Iterable[Any], whose: str = "the preset's"
 ) -> None:
@@ -115,12 +177,10 @@ def add_vocabulary_kind(add: Callable[..., Any]) -> None:
     add("--vocab-kind", dest="tokenizer", choices=kinds, help="kind of vocabulary to learn (bpe)")
 
 
-def add_search_options(add: Callable[..., Any], more: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
-    """Adds the options of a `Translator`, and `more` of a search. Returns their names."""
-    options = {name: option for name, option in SEARCH_OPTIONS.items() if name not in without}
-    names = [name for name, option in options.items() if option.translator or name in more]
-    add_fields(add, SearchOptions, names, [SearchOptions()])
-    return names
+def add_search_options(add: Callable[..., Any], more: Sequence[str] = (), without: Sequence[str] = ()) -> None:
+    """Adds the options of a `Translator`, and `more` of a search."""
+    names = [name for name, option in SEARCH_OPTIONS.items() if option.translator or name in more]
+    add_fields(add, SearchOptions, [name for name in names if name not in without], [SearchOptions()])
 
 
 def add_call_options(add: Callable[..., Any]) -> None:

@@ -30,9 +30,9 @@ def add_pipeline_options(add: Callable[..., Any]) -> None:
     add("--runner", metavar="NAME", help="runner of Apache Beam, such as FlinkRunner, with options after -- (none)")
 
 
-def split_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the arguments before --, and those after it, which are Beam's."""
-    argv = list(argv)
+def split_options(argv: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Returns the arguments before --, and those after it, which are Beam's. `None` means those of the command line."""
+    argv = list(sys.argv[1:] if argv is None else argv)
     end = argv.index("--") if "--" in argv else len(argv)
     return argv[:end], argv[end + 1 :]
 

@@ -5,23 +5,23 @@ processes share the work, with --runner many machines, on Apache Beam. The files
 """
 
 import argparse
-import sys
 import time
 from typing import Any
 
 from tf_transformer.decoding.search_options import LANGUAGES
 
 from .command import (
+    add_directions,
     add_tfds_options,
     add_vocabulary_kind,
     as_path,
     chosen,
+    directed,
     load_backend,
     options,
     positive,
     run_program,
 )
-from .directions import add_directions, directed
 from .pipelines import add_pipeline_options, check_options, load_beam, processes, run_pipeline, split_options
 
 
@@ -46,7 +46,7 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     add("--skip-bad-lines", action="store_true", help="skip empty, over-long and invalid lines")
     add("--filter", nargs="+", default=[], metavar="NAME[=VALUE]", help="pairs to drop: duplicates, identical")
     add_pipeline_options(parser.add_argument_group("many workers").add_argument)
-    ours, beams = split_options(sys.argv[1:] if argv is None else argv)
+    ours, beams = split_options(argv)
     args = parser.parse_args(ours)
     if [args.train, args.tfds, args.parquet, args.directions].count(None) != 3:
         parser.error("expected one of --train SOURCE TARGET, --tfds NAME, --parquet GLOB and --directions FILE")

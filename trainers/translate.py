@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
     size = "maximum batch size: rows times bytes of the longest (8192)"
     bulk.add_argument("--batch-bytes", type=int, metavar="N", help=size)
     bulk.add_argument("--gzip", action="store_true", default=None, help="compress the output")
-    ours, beams = split_options(sys.argv[1:] if argv is None else argv)
+    ours, beams = split_options(argv)
     args = parser.parse_intermixed_args(ours)
     if args.output == "":
         parser.error("--output: expected a path, got an empty one")

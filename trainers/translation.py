@@ -10,17 +10,19 @@ from tf_transformer.decoding.search_options import LANGUAGES
 
 from .command import (
     EXPORTS,
+    add_directions,
     add_search_options,
     add_tfds_options,
     add_training_options,
     as_path,
     chosen,
+    directed,
     export_folder,
     load_backend,
+    number_in,
     options,
     run_program,
 )
-from .directions import add_directions, directed
 
 if TYPE_CHECKING:
     from tf_transformer.data.corpus import Corpus
@@ -66,7 +68,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--dev: cannot be combined with --tfds, which has a dev set")
     if (args.train or args.prepared) and not (args.dev or args.tfds or args.directions):
         parser.error(f"--dev: expected SOURCE TARGET, {'or --tfds' if args.prepared else 'or a share such as 0.02'}")
-    is_share = args.dev and has_pairs and len(args.dev) == 1 and _is_number(args.dev[0])
+    share = number_in(args.dev[0]) if args.dev and has_pairs and len(args.dev) == 1 else ""
+    is_share = isinstance(share, float) and share > 0
     if args.dev and not is_share and (args.directions or len(args.dev) != 2):
         expected = "a share or a number of pairs" if args.directions else "SOURCE TARGET"
         number = ", or a share or a number of pairs" if args.train else ""
@@ -153,13 +156,6 @@ def corpus_of(args: argparse.Namespace, records: "Records | None", directions: A
         dev_texts = tt.data.read_text_pairs(*args.dev)
         return tt.Corpus(records, dev_texts, tt.data.read_text_pairs(*args.test) if args.test else None)
     return dataclasses.replace(tfds or tt.ToyCorpus(), filters=filters)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return float(text) > 0
-    except ValueError:
-        return False
 
 
 if __name__ == "__main__":

@@ -115,10 +115,8 @@ class Parser(Immutable, Engine):
         def lines(rows: list[int]) -> Iterator[list[str]]:
             source, outputs = self._search([texts[i] for i in rows], free=True)
             lengths = outputs.lengths[:, 0] - outputs.finished[:, 0]
-            for ids, length, firsts, count in zip(
-                outputs.ids[:, 0], lengths, source.firsts, source.count, strict=False
-            ):
-                yield self._line(ids[:length].tolist(), firsts[:count].tolist())
+            for i, length in enumerate(lengths):
+                yield self._line(outputs.ids[i, 0, :length].tolist(), source.firsts[i, : source.count[i]].tolist())
 
         return in_batches(lines, texts, self.batch_size)
 

@@ -47,18 +47,15 @@ def _read(path: Path) -> "Iterator[Tree]":
     if not path.is_file():
         raise FileNotFoundError(f"expected a file of bracketed trees, found none at {path}")
     import_extra("nltk", "parsing", "a tree")
-    depth, first = 0, 1
-    lines: list[str] = []
+    lines, depth, first = list[str](), 0, 1
     try:
         for number, line in enumerate((line.decode() for line in lines_of(path)), 1):
-            if not lines and not line.strip():
-                continue
-            first = first if lines else number
-            lines.append(line)
-            depth += line.count("(") - line.count(")")
-            if depth <= 0:
-                tree = _tree_of("\n".join(lines))
-                lines, depth = [], 0
+            if lines or line.strip():
+                first = first if lines else number
+                lines.append(line)
+                depth += line.count("(") - line.count(")")
+            if lines and depth <= 0:
+                tree, lines, depth = _tree_of("\n".join(lines)), [], 0
                 if len(tree):
                     yield tree
     except UnicodeDecodeError as error:
