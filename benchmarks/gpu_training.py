@@ -29,7 +29,7 @@ parser.add_argument("--preset")
 add = parser.add_argument
 for name in ("--train", "--dev"):
     add(name, nargs=2)
-add_training_options(add)
+add_training_options(parser)
 count, *argv, number = sys.argv[1:]
 args = parser.parse_args(argv)
 config, recipe = plan_of(vars(args), "translation")

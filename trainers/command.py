@@ -150,18 +150,22 @@ def add_fields(
         add(f"--{name.replace('_', '-')}", type=types[name], metavar=METAVARS[types[name]], help=description)
 
 
-def add_training_options(add: Callable[..., Any]) -> None:
+def add_training_options(parser: argparse.ArgumentParser, without: Iterable[str] = ()) -> None:
     """Adds the options of every training program: a `Recipe`'s fields under their names, and some more."""
+    add = parser.add_argument_group("training").add_argument
     folder = "run directory, where a stopped run resumes (one in runs/, which is printed)"
     add("--run", type=as_path, metavar="DIR", help=folder)
-    names = [field.name for field in dataclasses.fields(Recipe) if field.name not in ("dev_sentences", "tokenizer")]
+    without = "dev_sentences", "tokenizer", *without
+    names = [field.name for field in dataclasses.fields(Recipe) if field.name not in without]
     add_fields(add, Recipe, names, RECIPES.values())
-    add_vocabulary_kind(add)
-    add_fields(add, TransformerConfig, CONFIG_OPTIONS, PRESETS.values())
     devices = "all, gpu:0,gpu:1, or cpu:2 for a trial (one device, or TF_CONFIG's workers)"
     add("--devices", metavar="LIST", help=devices)
     cost = "estimate the cost and stop: measured here, or for devices such as 8x9.5"
     add("--dry-run", nargs="?", const=HERE, metavar="NxTFLOPS", help=cost)
+    model = parser.add_argument_group("model").add_argument
+    add_vocabulary_kind(model)
+    add_fields(model, TransformerConfig, CONFIG_OPTIONS, PRESETS.values())
+    add = parser.add_argument_group("export").add_argument
     add("--name", type=model_name, metavar="NAME", help="SavedModel's name on a server (the run's)")
     add("--base", type=as_path, metavar="DIR", help="parent directory of all SavedModels (savedmodels)")
 
@@ -177,8 +181,9 @@ def add_vocabulary_kind(add: Callable[..., Any]) -> None:
     add("--vocab-kind", dest="tokenizer", choices=kinds, help="kind of vocabulary to learn (bpe)")
 
 
-def add_search_options(add: Callable[..., Any], more: Sequence[str] = (), without: Sequence[str] = ()) -> None:
+def add_search_options(parser: argparse.ArgumentParser, more: Sequence[str] = (), without: Sequence[str] = ()) -> None:
     """Adds the options of a `Translator`, and `more` of a search."""
+    add = parser.add_argument_group("search").add_argument
     names = [name for name, option in SEARCH_OPTIONS.items() if option.translator or name in more]
     add_fields(add, SearchOptions, [name for name in names if name not in without], [SearchOptions()])
 

@@ -38,7 +38,7 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Format, dict[
     dtypes = f"dtype of the weights: {', '.join(sorted(common))}; {also}; float16 is for GPUs (float32)"
     add("--dtype", default="float32", metavar="DTYPE", help=dtypes)
     add("--no-check", action="store_true", help="publish without the check, which takes most of the time (for trials)")
-    add_search_options(add, more=("max_length", "n_best"))
+    add_search_options(parser, more=("max_length", "n_best"))
     add("--max-beam-size", type=positive, metavar="K", help="maximum beam size of requests (16)")
     completions = "add the signature complete, for outputs that start with a given prefix"
     add("--completions", action="store_true", default=None, help=completions)

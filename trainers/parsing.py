@@ -22,9 +22,9 @@ def main(argv: list[str] | None = None) -> None:
     add("--extra", nargs="+", metavar="FILE", help="additional training trees, made by a parser")
     add("--extra-ratio", type=float, default=1.0, metavar="R", help="number of --extra trees per --train tree (1.0)")
     add("--no-tags", dest="tags", action="store_false", help="learn XX for every word instead of its tag")
-    add_training_options(add)
+    add_training_options(parser)
     # A tree's words determine its minimum length, and the search is exact.
-    add_search_options(add, without=["min_length", "patience"])
+    add_search_options(parser, without=["min_length", "patience"])
     args = parser.parse_args(argv)
     if bool(args.wsj) == bool(args.train):
         parser.error("expected either --wsj DIR or --train FILE")

@@ -37,6 +37,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--preset", metavar="NAME", help=presets)
     start = "fine-tune this model: a run, SavedModel or checkpoint, or a name on the Hub"
     add("--from", dest="start", metavar="MODEL", help=start)
+    add = parser.add_argument_group("data").add_argument
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, one sentence per line, plain or .gz")
     dev = "dev set: SOURCE TARGET, or a share (0.02) or number (500) of the --train pairs"
     add("--dev", nargs="+", metavar="FILE", help=dev)
@@ -48,8 +49,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add_tfds_options(add)
     add_directions(add)
     add("--filter", nargs="+", default=[], metavar="NAME", help="training pairs to drop: duplicates, identical")
-    add_training_options(add)
-    add_search_options(add, without=EXPORTS)
+    add_training_options(parser)
+    add_search_options(parser, without=EXPORTS)
     args = parser.parse_args(argv)
     vocabulary = args.vocab_size or args.tokenizer or args.tokenizer_file
     if args.start and (args.preset or vocabulary or args.dry_run is not None):

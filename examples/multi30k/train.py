@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from trainers.command import (
     EXPORTS,
@@ -19,12 +18,7 @@ from trainers.command import (
 
 def main(argv: list[str] | None = None) -> None:
     parser = options("train", __doc__, package="examples.multi30k")
-
-    def add(name: str, **more: Any) -> None:
-        if name != "--epochs":  # stages end at steps
-            parser.add_argument(name, **more)
-
-    files = {"nargs": 2, "metavar": ("SOURCE", "TARGET")}
+    add, files = parser.add_argument, {"nargs": 2, "metavar": ("SOURCE", "TARGET")}
     add("--train", **files, required=True, help="parallel text, one sentence per line, plain or .gz")
     add("--dev", **files, required=True, help="dev set, to validate on")
     add("--test", **files, help="test set to score the result on (the dev set)")
@@ -37,8 +31,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--student-dropout", type=float, metavar="P", help="P_drop while learning from teachers (0.1)")
     ensemble = "train the teachers to the end, each taught by the next, and translate with all"
     add("--ensemble", action="store_true", help=ensemble)
-    add_training_options(add)
-    add_search_options(add, without=EXPORTS)
+    add_training_options(parser, without=["epochs"])  # stages end at steps
+    add_search_options(parser, without=EXPORTS)
     args = parser.parse_args(argv)
     for option, is_set in (("student-dropout", args.student_dropout is not None), ("ensemble", args.ensemble)):
         if is_set and not args.teachers:

@@ -23,8 +23,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--scale", default="multi30k", choices=sorted(RECIPES), help="size of base: paper or multi30k (multi30k)")
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), required=True, help="parallel text, plain or .gz")
     add("--dev", nargs=2, metavar=("SOURCE", "TARGET"), required=True, help="parallel text to score each row with")
-    add_training_options(add)
-    add_search_options(add)
+    add_training_options(parser)
+    add_search_options(parser)
     args = parser.parse_args(argv)
     if args.dropout is not None:
         parser.error("--dropout: cannot be set, since each row sets it")
