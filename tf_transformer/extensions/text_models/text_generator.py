@@ -1,9 +1,8 @@
 """A language model behind a tokenizer: a text in, and longer texts out."""
 
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-
-import keras
 
 from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.search import OPTIONS, beam_search
@@ -59,7 +58,8 @@ class TextGenerator(Served):
         self.beam_size = beams_of(n_best, options)
         self.language_model, self.tokenizer, self.options = language_model, tokenizer, options
         self.max_length, self.max_prompt_length, self.n_best = max_length, max_prompt_length, n_best
-        self.model = _Weights(language_model)
+        # An export reads these attributes of its model.
+        self.model = SimpleNamespace(weights=language_model.weights, dtype_policy=language_model.layers[0].dtype_policy)
         self._most_bytes = BYTES_OF_A_TOKEN * max_prompt_length  # Tokenizing megabytes takes seconds.
         language_model.padded([[BOS_ID] * max_prompt_length], max_length)  # raises if there are too few positions
 
@@ -122,11 +122,3 @@ class TextGenerator(Served):
         texts = self.tokenizer.detokenize(tf.concat([tf.gather(prompts, row), ids], axis=1))
         texts = tf.ensure_shape(tf.reshape(texts, [-1, n_best]), [None, n_best])
         return texts, outputs, (tokens.row_lengths() > most) | (begin > 0)
-
-
-class _Weights:
-    """Attributes of a model that an export reads."""
-
-    def __init__(self, language_model: LanguageModel) -> None:
-        self.weights = language_model.weights
-        self.dtype_policy: keras.DTypePolicy = language_model.layers[0].dtype_policy

@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
@@ -95,14 +95,9 @@ class Served(ABC):
 
         require_tensorflow("a SavedModel")
         functions = {**self.signatures(), "tokenize": self._tokens}
-        export = Root(
-            self.model,
-            self.tokenizer,
-            [Signature(name, function) for name, function in functions.items()],
-            {"serving_default": {}},
-            **{**self.metadata(), **metadata},
-        )
-        save_export(export, path, checked)
+        signatures = [Signature(name, function) for name, function in functions.items()]
+        metadata = self.metadata() | metadata
+        save_export(Root(self.model, self.tokenizer, signatures, {"serving_default": {}}, **metadata), path, checked)
 
     def _tokens(self, text: Tensor) -> dict[str, Any]:
         ids = self.tokenizer.tokenize(tf.ensure_shape(text, [None]))
@@ -168,16 +163,12 @@ class TextModel(Served):
 
     def encode(self, texts: Iterable[str | bytes]) -> list[EncodedText]:
         """Returns the token ids of texts, as the model reads them. With `by_word`, words are tokenized one by one."""
-        texts = list(strings_in(texts))
-        if not self.by_word:
-            shortened = truncate_texts(texts, self.max_length)
-            rows = self.tokenizer.encode([text for text, _ in shortened])
-            fits = self.max_length - 1
-            return [
-                EncodedText([*row[:fits], EOS_ID], [], [], cut or len(row) > fits)
-                for row, (_, cut) in zip(rows, shortened, strict=True)
-            ]
-        return [self._encode_words(text) for text in texts]
+        if self.by_word:
+            return [self._encode_words(text) for text in strings_in(texts)]
+        shortened, fits = truncate_texts([*strings_in(texts)], self.max_length), self.max_length - 1
+        rows = self.tokenizer.encode([text for text, _ in shortened])
+        cuts = [cut or len(row) > fits for row, (_, cut) in zip(rows, shortened, strict=True)]
+        return [EncodedText([*row[:fits], EOS_ID], [], [], cut) for row, cut in zip(rows, cuts, strict=True)]
 
     def _encode_words(self, text: str | bytes) -> EncodedText:
         ((text, cut),) = truncate_texts([text], self.max_length)  # words of megabytes would take gigabytes
@@ -243,16 +234,16 @@ class TextModel(Served):
         ids, words, first_tokens, truncated = self._encode_in_graph(tf.ensure_shape(text, [None]))
         outputs = tree.map_structure(_in_float32, self.model(ids, training=False))
         if self.labels is None:
-            named = outputs if isinstance(outputs, dict) else dict(_named(outputs))
+            flat = tree.flatten(outputs)
+            names = [f"output_{i}" for i in range(len(flat))] if len(flat) > 1 else ["output"]
+            named = outputs if isinstance(outputs, dict) else dict(zip(names, flat, strict=True))
             return named | {"truncated": truncated}
         names = tf.gather(self.labels, tf.argmax(outputs, axis=-1))
         if not self.by_word:
             return {"label": names, "score": tf.reduce_max(outputs, -1), "scores": outputs, "truncated": truncated}
-        joined = (
-            tf.strings.reduce_join(row, axis=-1, separator=" ")
-            for row in (words, tf.gather(names, first_tokens, batch_dims=1))
-        )
-        return dict(zip(("words", "labels"), joined, strict=True)) | {"truncated": truncated}
+        outputs = {"words": words, "labels": tf.gather(names, first_tokens, batch_dims=1)}
+        joined = {name: tf.strings.reduce_join(row, axis=-1, separator=" ") for name, row in outputs.items()}
+        return joined | {"truncated": truncated}
 
     def _encode_in_graph(self, text: Tensor) -> tuple[Any, Any, Any, Any]:
         """Returns `encode` of texts `(B,)` as tensors: ids `(B, T)`, ragged words and first tokens, and truncated."""
@@ -285,8 +276,3 @@ def _in_float32(output: Tensor) -> Any:
     """Casts half precision, which neither NumPy nor REST clients know."""
     is_half = keras.backend.standardize_dtype(output.dtype) in ("bfloat16", "float16")
     return keras.ops.cast(output, "float32") if is_half else output
-
-
-def _named(outputs: Any) -> Iterator[tuple[str, Any]]:
-    flat = tree.flatten(outputs)
-    return ((f"output_{i}" if len(flat) > 1 else "output", output) for i, output in enumerate(flat))
