@@ -8,8 +8,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,6 @@ from apache_beam.ml.inference.base import RunInference
 from tf_transformer.config import BadInput
 from tf_transformer.data.text_files import LineRange, line_ranges, read_range, unpacked
 from tf_transformer.extensions.beam.translation import Handler, Model, TranslationSettings
-from tf_transformer.inference.engine import TranslationResult
 from tf_transformer.utils.files import checksum, locked, matching, new_file, user_path, write_json
 from tf_transformer.utils.folders import model_folder, needs_no_tensorflow
 from tf_transformer.utils.reading import read_json, reading
@@ -98,7 +97,7 @@ class BulkJob:
     def _check_settings(self, paths: Sequence[str]) -> None:
         """Writes the settings, or compares them with those of existing output."""
         file = self.folder / "settings.json"
-        method = {name: value for name, value in asdict(self.method).items() if name in ("n_best", "options")}
+        method = {"n_best": self.method.n_best, "options": dict(self.method.options)}
         model = model_folder(self.method.path)
         # A SavedModel's graph and weights identify it, whatever else is in its directory.
         files = [model / "saved_model.pb", *sorted(model.glob("variables/*"))]
@@ -163,22 +162,10 @@ class TranslateShards(beam.PTransform[Any, Any]):
 
     def __init__(self, method: TranslationSettings) -> None:
         super().__init__()
-        self._handler = _ShardHandler(method, 1)
+        self._handler = Handler(method, 1, lambda model, shards: [_translated(model, shard) for shard in shards])
 
     def expand(self, shards: Any) -> Any:
         return shards | beam.Reshuffle() | RunInference(self._handler)
-
-
-class _ShardHandler(Handler):
-    def run_inference(
-        self, batch: Sequence[Shard], model: Model, inference_args: dict[str, Any] | None = None
-    ) -> Iterable[ShardResult]:
-        for shard in batch:
-            began = time.monotonic()
-            rows = model.replies(read_range(shard.lines))
-            write_shard(shard.path, rows, self.method.n_best > 1)
-            truncated, empty = (sum(getattr(row, name) for row in rows) for name in ("truncated", "empty"))
-            yield ShardResult(shard.path, len(rows), truncated, empty, time.monotonic() - began)
 
 
 _loaded = dict[str, Model]()
@@ -186,25 +173,25 @@ _loaded = dict[str, Model]()
 
 def translate_shard(method: TranslationSettings, shard: Shard) -> ShardResult:
     """Translates a shard. A process keeps the model of its last call."""
-    handler, key = _ShardHandler(method, 1), repr(method)
+    key = repr(method)
     if key not in _loaded:
         _loaded.clear()
-        _loaded[key] = handler.load_model()
-    (result,) = handler.run_inference([shard], _loaded[key])
-    return result
+        _loaded[key] = Model(method)
+    return _translated(_loaded[key], shard)
 
 
-def write_shard(path: str, rows: Sequence[TranslationResult], n_best: bool) -> None:
-    """Writes translations, one per line, to a file that is complete or absent. With `n_best`, JSON has all of them."""
-    ending = Path(path.removesuffix(".gz")).suffix
-    text = "".join(f"{row.written(ending, n_best)}\n" for row in rows).encode()
+def _translated(model: Model, shard: Shard) -> ShardResult:
+    """Writes the translations of a shard, one per line, to a file that is complete or absent."""
+    began = time.monotonic()
+    rows = model.replies(read_range(shard.lines))
+    ending, n_best = Path(shard.path.removesuffix(".gz")).suffix, model.method.n_best > 1
+    content = "".join(f"{row.written(ending, n_best)}\n" for row in rows).encode()
+    if shard.path.endswith(".gz"):
+        content = gzip.compress(content, mtime=0)  # without the time, the bytes are the same whenever it is written
     try:
-        with new_file(path) as temporary, open(temporary, "wb") as file:
-            if path.endswith(".gz"):
-                # Without name and time, a shard has the same bytes whenever it is written.
-                with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
-                    packed.write(text)
-            else:
-                file.write(text)
+        with new_file(shard.path) as temporary:
+            temporary.write_bytes(content)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
+        raise OSError(error.errno, error.strerror, shard.path) from error
+    truncated, empty = (sum(getattr(row, name) for row in rows) for name in ("truncated", "empty"))
+    return ShardResult(shard.path, len(rows), truncated, empty, time.monotonic() - began)

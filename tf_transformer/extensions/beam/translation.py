@@ -1,8 +1,9 @@
 """Translates the elements of a Beam pipeline by a translator's SavedModel, a LiteRT or an ONNX export."""
 
+import functools
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -85,7 +86,7 @@ class Translate(beam.PTransform[Any, Any]):
     @checked
     def __init__(self, path: str | os.PathLike[str], text: str | None = None, **method: Any) -> None:
         super().__init__()
-        self._handler = _ElementHandler(TranslationSettings(path, **method), text)
+        self._handler = Handler(TranslationSettings(path, **method), CHUNK, functools.partial(_translated, text))
 
     def expand(self, elements: Any) -> Any:
         return elements | RunInference(self._handler)
@@ -95,7 +96,7 @@ class Model:
     """A loaded model, which updates Beam's metrics."""
 
     def __init__(self, method: TranslationSettings) -> None:
-        self._method = method
+        self.method = method
         self._engine = load(method.path, batch_size=CHUNK, threads=method.threads)
         self._n = method.n_best if method.n_best > 1 else None
         if not self._engine.translates:
@@ -107,15 +108,15 @@ class Model:
 
     def replies(self, texts: Sequence[str | bytes]) -> list[TranslationResult]:
         """Returns the reply to each text, computed in batches of similar length."""
-        if self._method.document:
-            outputs = self._engine.document(texts, self._method.document, **self._method.options)
+        if self.method.document:
+            outputs = self._engine.document(texts, self.method.document, **self.method.options)
             counters["sentences"].inc(len(texts))
             pairs = zip(texts, outputs, strict=True)
             return [TranslationResult(text, (Hypothesis(output, 0.0),), None, False) for text, output in pairs]
         replies, sizes = dict[int, TranslationResult](), [len(encoded(text)) for text in texts]
-        for rows in batches(sizes, self._method.batch_bytes, lambda rows, longest: rows * max(longest, LEAST_BYTES)):
+        for rows in batches(sizes, self.method.batch_bytes, lambda rows, longest: rows * max(longest, LEAST_BYTES)):
             began = time.monotonic()
-            batch = self._engine.replies([texts[i] for i in rows], self._n, **self._method.options)
+            batch = self._engine.replies([texts[i] for i in rows], self._n, **self.method.options)
             replies.update(zip(rows, batch, strict=True))
             milliseconds.update(round((time.monotonic() - began) * 1_000))
         counters["sentences"].inc(len(texts))
@@ -131,15 +132,21 @@ milliseconds = Metrics.distribution(NAMESPACE, "batch_milliseconds")
 
 
 class Handler(ModelHandler[Any, Any, Model]):
-    """Loads a method's model, once per process, for Beam's `RunInference`, which passes `chunk` elements at once."""
+    """Loads a method's model, once per process, for Beam's `RunInference`, which passes `chunk` elements to `run`."""
 
-    def __init__(self, method: TranslationSettings, chunk: int) -> None:
+    def __init__(
+        self, method: TranslationSettings, chunk: int, run: Callable[[Model, Sequence[Any]], Iterable[Any]]
+    ) -> None:
         super().__init__()
-        self.method = method
-        self._chunk = chunk
+        self._method, self._chunk, self._run = method, chunk, run
 
     def load_model(self) -> Model:
-        return Model(self.method)
+        return Model(self._method)
+
+    def run_inference(
+        self, batch: Sequence[Any], model: Model, inference_args: dict[str, Any] | None = None
+    ) -> Iterable[Any]:
+        return self._run(model, batch)
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
         return {"min_batch_size": self._chunk, "max_batch_size": self._chunk}
@@ -151,28 +158,19 @@ class Handler(ModelHandler[Any, Any, Model]):
         return NAMESPACE
 
 
-class _ElementHandler(Handler):
-    def __init__(self, method: TranslationSettings, text: str | None) -> None:
-        super().__init__(method, CHUNK)
-        self._text = text
-
-    def run_inference(
-        self, batch: Sequence[Any], model: Model, inference_args: dict[str, Any] | None = None
-    ) -> Iterable[Any]:
-        replies = model.replies([self._text_of(element) for element in batch])
-        for element, reply in zip(batch, replies, strict=True):
-            if self._text is not None:
-                yield element, reply
-            else:
-                yield reply if isinstance(element, str | bytes) else (element[0], reply)
-
-    def _text_of(self, element: Any) -> str | bytes:
+def _translated(field: str | None, model: Model, elements: Sequence[Any]) -> Iterator[Any]:
+    """Yields the results for elements, with their keys, or with the elements that have the text in a field."""
+    texts = list[str | bytes]()
+    for element in elements:
         text, expected = element, "a string, or a key and a string"
-        if self._text is not None:
-            expected = f"a string in the field {self._text!r}"
-            text = element.get(self._text) if isinstance(element, Mapping) else getattr(element, self._text, None)
+        if field is not None:
+            expected = f"a string in the field {field!r}"
+            text = element.get(field) if isinstance(element, Mapping) else getattr(element, field, None)
         elif isinstance(element, tuple) and len(element) == 2:
             text = element[1]
         if not isinstance(text, str | bytes):
             raise BadInput(f"elements: expected {expected}, got {element!r:.80}")
-        return text
+        texts.append(text)
+    for element, reply in zip(elements, model.replies(texts), strict=True):
+        is_text = field is None and isinstance(element, str | bytes)
+        yield reply if is_text else (element[0] if field is None else element, reply)
