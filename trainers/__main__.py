@@ -32,13 +32,10 @@ def run() -> None:
     command = "tf-transformer" if Path(sys.argv[0]).stem == "tf-transformer" else f"python -m {__package__}"
     plugins = [name for name in registry.names("commands") if name not in PROGRAMS]
     programs = PROGRAMS | dict.fromkeys(plugins, "from another package")
-    parser = argparse.ArgumentParser(
-        command,
-        f"{command} PROGRAM [options]",
-        "\n".join(["programs:", *(f"  {name:13}{purpose}" for name, purpose in programs.items())]),
-        f"{command} PROGRAM --help shows a program's options.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    lines = "\n".join(["programs:", *(f"  {name:13}{purpose}" for name, purpose in programs.items())])
+    usage, epilog = f"{command} PROGRAM [options]", f"{command} PROGRAM --help shows a program's options."
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(command, usage, lines, epilog, formatter_class=formatter)
     parser.add_argument("program", metavar="PROGRAM", choices=programs, help="one of the programs above")
     parser.add_argument("--version", action="version", version=__version__)
     name = parser.parse_args(sys.argv[1:2]).program

@@ -77,18 +77,11 @@ def main(argv: list[str] | None = None) -> None:
     print(f"test: {result}\ntraining trees: {train_result}")
     share = f"{ill_formed:,} of {len(trees):,} outputs"
     print(f"without the grammar, {share} are not trees. Repaired, they have F1 {repaired.f1:.2f}")
-    metrics = {
-        "test_f1": round(result.f1, 2),
-        "test_f1_text": TEST if test else DEV,
-        "test_precision": round(result.precision, 2),
-        "test_recall": round(result.recall, 2),
-        "test_complete_match": round(result.complete_match, 2),
-        "train_f1": round(train_result.f1, 2),
-        "ill_formed_without_grammar": round(ill_formed / len(trees), 4),
-        "repaired_f1": round(repaired.f1, 2),
-        "beam_size": learned.translator.beam_size,
-        "length_penalty": learned.translator.length_penalty,
-    }
+    names = ("f1", "precision", "recall", "complete_match")
+    metrics = {f"test_{name}": round(getattr(result, name), 2) for name in names}
+    metrics |= {"test_f1_text": TEST if test else DEV, "train_f1": round(train_result.f1, 2)}
+    metrics |= {"ill_formed_without_grammar": round(ill_formed / len(trees), 4), "repaired_f1": round(repaired.f1, 2)}
+    metrics |= {name: learned.options[name] for name in ("beam_size", "length_penalty")}
     done = f"done in {(time.perf_counter() - began) / 60:.1f} minutes"
     if not on_tensorflow:
         record(trainer.run, metrics, costs.parameters(config))

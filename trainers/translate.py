@@ -153,12 +153,9 @@ def translate_files(args: argparse.Namespace, beams: list[str], ending: str) -> 
     from tf_transformer.utils.folders import model_folder
 
     check_options(args.workers, args.runner, beams)
-    method = tt.beam.TranslationSettings(
-        str(model_folder(args.model).absolute()),
-        threads=None if args.runner else threads_of_a_worker(args.workers),
-        options=of_calls(vars(args)),
-        **chosen(vars(args), ("n_best", "batch_bytes")),
-    )
+    threads = None if args.runner else threads_of_a_worker(args.workers)
+    settings = {"threads": threads, "options": of_calls(vars(args))} | chosen(vars(args), ("n_best", "batch_bytes"))
+    method = tt.beam.TranslationSettings(str(model_folder(args.model).absolute()), **settings)
     ending += ".gz" if args.gzip else ""
     work = tt.beam.BulkJob(tuple(args.input), args.output, method, ending=ending, **chosen(vars(args), ("lines",)))
     began = time.monotonic()

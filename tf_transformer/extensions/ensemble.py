@@ -40,11 +40,7 @@ class Ensemble(keras.Model):
         return type(self), ([*self.models],)
 
     def encode(
-        self,
-        source: Tensor,
-        mask: Tensor = None,
-        return_attention_scores: bool = False,
-        training: bool | None = None,
+        self, source: Tensor, mask: Tensor = None, return_attention_scores: bool = False, training: bool | None = None
     ) -> Any:
         """Works like `Transformer.encode`, but memory is a list with [B, S, d] per model."""
         mask = padding_mask(source) if mask is None else mask

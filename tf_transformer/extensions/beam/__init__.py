@@ -5,15 +5,8 @@ from typing import Any
 
 from tf_transformer.utils.lazy import import_extra
 
-_HOME = {
-    "Prepare": "preparation",
-    "TranslationSettings": "translation",
-    "Translate": "translation",
-    "Shard": "shards",
-    "TranslateShards": "shards",
-    "BulkJob": "shards",
-    "ShardResult": "shards",
-}
+_HOME = {"Prepare": "preparation"} | dict.fromkeys(("TranslationSettings", "Translate"), "translation")
+_HOME |= dict.fromkeys(("Shard", "TranslateShards", "BulkJob", "ShardResult"), "shards")
 
 __all__ = [*_HOME]
 

@@ -40,10 +40,8 @@ def translated(
     language = options.get("source_language", engine.metadata.get("source_language", ""))
     splitter = sentences or sentences_in(str(language))
     texts = [each if isinstance(each, str) else decoded(each, format)[0] for each in documents]
-    parts = [
-        [part if isinstance(part, str) else part.with_placeholders() for part in READERS[format](text)]
-        for text in texts
-    ]
+    read = READERS[format]
+    parts = [[part if isinstance(part, str) else part.with_placeholders() for part in read(text)] for text in texts]
     marked = [part for each in parts for part in each if isinstance(part, Marked)]
     spans = [part.sentences(splitter) for part in marked]
     some = [part.part(span) for part, each in zip(marked, spans, strict=True) for span in each]

@@ -50,10 +50,8 @@ PLACEHOLDER = re.compile("|".join(PLACEHOLDERS.values()))
 # What a lost placeholder is kept together with, if it touches it, but for stops after it.
 _GLUED = re.compile(rf"[^\s{DENSE}\u2013\u2014\u2026]|[\u300c-\u3011\uff08\uff09\u300a\u300b]")
 # Words that only an end tag and a start tag separate are apart, and those beside a picture.
-_START, _IMAGE, _IN_WORD = (
-    re.compile(names, re.IGNORECASE)
-    for names in (r"<(?!/|!|\?|su[bp]\b|wbr\b)", r"<(?:img|input|svg)\b", r"</su[bp]\b")
-)
+_START = re.compile(r"(?i)<(?!/|!|\?|su[bp]\b|wbr\b)")
+_IMAGE, _IN_WORD = re.compile(r"(?i)<(?:img|input|svg)\b"), re.compile(r"(?i)</su[bp]\b")
 DEEPEST = 99  # elements in each other, within a sentence
 # Pairs of codes of three letters, such as NLLB's, and those of sentencex, where its rules are not those for English.
 CODES = """

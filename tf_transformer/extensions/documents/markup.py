@@ -52,6 +52,7 @@ _XML_TOKEN = re.compile(
 _ATTRIBUTE = re.compile(r"""([^\s:=]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")  # without the prefix of its name
 _OF_PARTS = (expat.errors.XML_ERROR_SYNTAX, expat.errors.XML_ERROR_JUNK_AFTER_DOC_ELEMENT)
 _REFERENCE = re.compile("(&[^\\W\\d][\\w.:-]*;)")
+escaped = functools.partial(html.escape, quote=False)
 _XML_ENTITIES = {"&amp;", "&lt;", "&gt;", "&quot;", "&apos;"}
 
 
@@ -242,7 +243,7 @@ class _Reader:
 
     def __init__(self, document: str, read: Read, is_xml: bool) -> None:
         self._document = document
-        self._write = functools.partial(html.escape, quote=False) if is_xml else _written_html
+        self._write = escaped if is_xml else lambda text: escaped(text).replace("\xa0", "&nbsp;")
         self._pieces, self._pairs, self._inline = read
         self._closing = {last: first for first, last in self._pairs.items()}
         self._ends = [*(piece.start for piece in self._pieces[1:]), len(document)]
@@ -313,7 +314,3 @@ class _Reader:
         if not self._is_read:
             return self._document[self._start : end]
         return Marked("".join(self._texts), self._marks, self._write, "ends" if self._is_pre else "is a space")
-
-
-def _written_html(text: str) -> str:
-    return html.escape(text, quote=False).replace("\xa0", "&nbsp;")

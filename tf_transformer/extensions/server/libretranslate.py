@@ -110,13 +110,9 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
 
     @api.get("/frontend/settings")
     def settings() -> Any:
-        pair = languages.sources[0], languages.defaults[1] or languages.targets[0]
-        language = {
-            side: {"code": code, "name": name_of(code, known)}
-            for side, code, known in zip(
-                ("source", "target"), pair, (languages.sources, languages.targets), strict=True
-            )
-        }
+        source, target = languages.sources[0], languages.defaults[1] or languages.targets[0]
+        language = {"source": {"code": source, "name": name_of(source, languages.sources)}}
+        language["target"] = {"code": target, "name": name_of(target, languages.targets)}
         absent = dict.fromkeys(("apiKeys", "keyRequired", "suggestions", "filesTranslation"), False)
         limit = {"charLimit": limits.chars, "frontendTimeout": 500, "supportedFilesFormat": list[str]()}
         return {**limit, **absent, "language": language}

@@ -102,10 +102,7 @@ class ServedModel:
     """
 
     def __init__(
-        self,
-        model: str | os.PathLike[str] | Engine,
-        name: str | None = None,
-        opened: Callable[[Any], Engine] = load,
+        self, model: str | os.PathLike[str] | Engine, name: str | None = None, opened: Callable[[Any], Engine] = load
     ) -> None:
         path, where = None, Path("model" if isinstance(model, Engine) else os.fspath(model))
         if not isinstance(model, Engine) and "://" not in os.fspath(model):
@@ -159,15 +156,11 @@ class ServedModel:
         """Runs a signature. Translations take a turn for each `ROWS` rows, which do not depend on others."""
         sizes = {len(value) if value.shape.rank == 1 else 0 for value in inputs.values()} - {1}
         size = max(sizes, default=1) if self.engine and name in BY_ROW and len(sizes) == 1 else 1
-        parts = [
-            {
-                port: value if size <= ROWS or len(value) == 1 else value[start : start + ROWS]
-                for port, value in inputs.items()
-            }
-            for start in range(0, max(size, 1), ROWS)
-        ]
-        graph = self._loaded.signatures[name]
-        outputs = [self._turns.take(functools.partial(graph, **part)) for part in parts]
+        graph, outputs = self._loaded.signatures[name], []
+        for start in range(0, max(size, 1), ROWS):
+            rows = slice(start, start + ROWS)
+            part = {port: value if size <= ROWS or len(value) == 1 else value[rows] for port, value in inputs.items()}
+            outputs.append(self._turns.take(functools.partial(graph, **part)))
         if len(outputs) == 1:
             return {port: value.numpy() for port, value in sorted(outputs[0].items())}
         return {port: np.concatenate([output[port] for output in outputs]) for port in sorted(outputs[0])}

@@ -70,12 +70,8 @@ def routes(model: ServedModel, limits: Limits) -> Blueprint:
         engine = model.engine
         if not engine:
             abort(404, f"expected a translator for a page, got another model. POST to /v1/models/{model.name}:predict")
-        html = render_template(
-            "page.html",
-            model=model,
-            engine=engine,
-            options=[SEARCH_OPTIONS[name] for name in engine.call_options if SEARCH_OPTIONS[name].request],
-        )
+        options = [SEARCH_OPTIONS[name] for name in engine.call_options if SEARCH_OPTIONS[name].request]
+        html = render_template("page.html", model=model, engine=engine, options=options)
         return Response(html, headers={"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"})
 
     @api.post("/document")

@@ -67,10 +67,8 @@ def sample(
     decoder, start_ids, max_length, end_id = problem
     B, L = size(start_ids, 0), size(uniforms, 1)
     max_length = ops.cast(max_length, "int32")
-    rules = {
-        name: ops.broadcast_to(ops.cast(options.get(name, SEARCH_OPTIONS[name].default), "int32"), (B,))
-        for name in RULES
-    }
+    rules = {name: options.get(name, SEARCH_OPTIONS[name].default) for name in RULES}
+    rules = {name: ops.broadcast_to(ops.cast(value, "int32"), (B,)) for name, value in rules.items()}
     rules["min_length"] = ops.minimum(rules["min_length"], max_length)
     uniforms = ops.convert_to_tensor(uniforms, "float32")
     index = ops.arange(L, dtype="int32")
