@@ -58,8 +58,7 @@ def main(argv: list[str] | None = None) -> None:
     load_tensorflow()
     from tf_transformer.extensions.server import app as server
     from tf_transformer.extensions.server.libretranslate import Languages
-    from tf_transformer.extensions.server.limits import Limits
-    from tf_transformer.extensions.server.model import ServedModel
+    from tf_transformer.extensions.server.model import Limits, ServedModel
 
     limits = Limits(args.char_limit, args.batch_limit, args.req_limit, args.body_limit)
     # Bind the port first: a taken port should fail before the model loads.

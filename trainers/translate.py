@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from tf_transformer.extensions.documents.document import FORMATS
-from tf_transformer.extensions.documents.encodings import decoded
+from tf_transformer.extensions.documents.document import FORMATS, decoded
 from tf_transformer.utils.files import lines_in, lines_of, open_text, user_path, write_text
 
 from .command import add_call_options, answered, chosen, engine, of_calls, options, positive, run_program

@@ -15,7 +15,7 @@ from justhtml import JustHTML
 from test_documents import MANY, WORD, Words
 
 from tf_transformer.config import BadInput
-from tf_transformer.extensions.documents.encodings import decoded
+from tf_transformer.extensions.documents.document import decoded
 from tf_transformer.extensions.documents.markup import parts_of
 
 TEXT = WORD | st.sampled_from([" ", ". ", "\n", "&amp;", "&lt;", "a b", "<!-- c -->", "<img src=a.png>"])

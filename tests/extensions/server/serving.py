@@ -12,8 +12,7 @@ from test_documents import Words
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.extensions.server import app as server
-from tf_transformer.extensions.server.limits import Limits
-from tf_transformer.extensions.server.model import ServedModel
+from tf_transformer.extensions.server.model import Limits, ServedModel
 
 REQUEST = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
 OPTIONS = {name: option.default for name, option in REQUEST.items()} | {"beam_size": 3, "max_length": 9}

@@ -9,7 +9,7 @@ pytest.importorskip("waitress")
 from serving import ask, raw, serve, with_signature
 from test_documents import Words
 
-from tf_transformer.extensions.server.limits import Limits
+from tf_transformer.extensions.server.model import Limits
 
 BODY = 300_000
 DEEP = 100_000

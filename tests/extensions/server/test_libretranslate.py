@@ -8,7 +8,7 @@ from serving import PAIR, Several, ask, post, serve, with_signature
 from test_documents import Words
 
 from tf_transformer.config import BadInput
-from tf_transformer.extensions.server.limits import Limits
+from tf_transformer.extensions.server.model import Limits
 from trainers.serve import app
 
 FORM = "application/x-www-form-urlencoded"
@@ -160,10 +160,10 @@ def test_limits_are_checked_before_any_work():
 
 
 def test_a_client_has_so_many_requests_a_minute(monkeypatch):
-    from tf_transformer.extensions.server import limits
+    from tf_transformer.extensions.server import model
 
     now = [1_000.0]
-    monkeypatch.setattr(limits.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(model.time, "monotonic", lambda: now[0])
     client = app_of(Words(), Limits(requests=5))
     request_body = lambda body, address: client.post("/translate", json=body, environ_base={"REMOTE_ADDR": address})  # noqa: E731
     assert request_body({"q": ["a"] * 3}, "10.0.0.1").status_code == 200  # counts three times

@@ -22,8 +22,7 @@ from werkzeug.exceptions import BadRequest, HTTPException
 
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.server import libretranslate, predict
-from tf_transformer.extensions.server.limits import Limits, Rates
-from tf_transformer.extensions.server.model import ClientLeft, ServedModel, ServingError, client_left
+from tf_transformer.extensions.server.model import ClientLeft, Limits, Rates, ServedModel, ServingError, client_left
 from tf_transformer.inference.engine import Engine
 
 LOG = logging.getLogger(__name__)

@@ -12,8 +12,7 @@ from flask import Blueprint, abort, request
 from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.extensions.documents.document import FORMATS
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
-from tf_transformer.extensions.server.limits import Limits, Rates
-from tf_transformer.extensions.server.model import InTurns, shown
+from tf_transformer.extensions.server.model import InTurns, Limits, Rates, shown
 from tf_transformer.extensions.server.predict import parsed
 from tf_transformer.inference.engine import Engine
 from tf_transformer.utils.lazy import import_extra

@@ -1,19 +1,28 @@
-"""The served model: an engine whose batches take turns, and signatures with TensorFlow Serving's rules for requests."""
+"""The served model: an engine whose batches take turns, and signatures with TensorFlow Serving's rules for requests.
+
+The limits of requests have LibreTranslate's names and messages.
+"""
 
 import contextlib
 import functools
 import json
+import math
 import os
 import re
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
+from werkzeug.exceptions import BadRequest, TooManyRequests
 
 from tf_transformer.inference.engine import Aligned, Engine, Request, TranslationResult, strings_in
 from tf_transformer.inference.loading import load
@@ -27,6 +36,7 @@ DEFAULT_SIGNATURE = "serving_default"
 BY_ROW, ROWS = (DEFAULT_SIGNATURE, "translate"), 32  # signatures of which a graph runs so many rows together
 # TensorFlow's Python, unlike a server, adds these to the graph's error messages.
 AROUND = re.compile(r"^Graph execution error:.*<stack traces unavailable>\n| \[Op:\w+\]\s*$", re.DOTALL)
+MINUTE = 60.0  # seconds
 T = TypeVar("T")
 # Whether the client of this thread's request has closed its connection.
 client_left: ContextVar[Callable[[], bool]] = ContextVar("client_left", default=lambda: False)
@@ -43,6 +53,55 @@ class ServingError(Exception):
 
 class ClientLeft(Exception):
     """The client of a request has closed its connection. The rest of its work is dropped."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a request. -1 means no limit.
+
+    Attributes:
+        chars: Characters of a text.
+        batch: Texts of a request.
+        requests: Requests per minute and client. A text of a list counts as one.
+        body: Bytes of a request's body.
+    """
+
+    chars: int = 100_000
+    batch: int = 1_000
+    requests: int = -1
+    body: int = 4 << 20
+
+    def __str__(self) -> str:
+        names = {"chars": "characters", "batch": "texts", "requests": "requests per minute", "body": "bytes"}
+        limits = {words: getattr(self, name) for name, words in names.items()}
+        return "at most " + ", ".join(f"{limit:,} {words}" for words, limit in limits.items() if limit >= 0)
+
+    def check(self, texts: list[str]) -> None:
+        """Raises `BadRequest` if a request has too many texts, or too long ones."""
+        for size, limit in [(len(texts), self.batch), *((len(text), self.chars) for text in texts)]:
+            if 0 <= limit < size:
+                raise BadRequest(f"Invalid request: request ({size}) exceeds text limit ({limit})")
+        if any("\ud800" <= letter < "\ue000" for text in texts for letter in {*text}):
+            raise BadRequest("Invalid request: a text has half of a surrogate pair")
+
+
+class Rates:
+    """Requests of each client in the current minute."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._lock, self._end, self._counts = limit, threading.Lock(), 0.0, Counter[str]()
+
+    def spend(self, address: str, count: int = 1) -> None:
+        """Adds requests of a client. Raises `TooManyRequests` if it has reached the limit before."""
+        if self._limit < 0:
+            return
+        with self._lock:
+            now = time.monotonic()
+            if now >= self._end:
+                self._end, self._counts = now + MINUTE, Counter()
+            if self._counts[address] >= self._limit:
+                raise TooManyRequests(f"Slowdown: {self._limit} per 1 minute", retry_after=math.ceil(self._end - now))
+            self._counts[address] += count
 
 
 class Turns:

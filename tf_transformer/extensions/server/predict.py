@@ -16,8 +16,7 @@ from google.protobuf.json_format import MessageToDict
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
-from tf_transformer.extensions.server.limits import Limits
-from tf_transformer.extensions.server.model import DEFAULT_SIGNATURE, ServedModel, ServingError, shown
+from tf_transformer.extensions.server.model import DEFAULT_SIGNATURE, Limits, ServedModel, ServingError, shown
 from tf_transformer.inference.engine import Engine
 
 # The page contains its style and script, and connects only to this server.
