@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import tf_transformer as tt
+from tf_transformer.inference import loading
 from tf_transformer.utils.files import lines_in
 
 from .command import as_path, load_backend, options, positive, run_program
@@ -36,16 +38,13 @@ def main(argv: list[str] | None = None) -> None:
     page = args.html or (None if args.png else PAGE)
     sentences = args.sentences or [line.decode("utf-8", "replace") for line in lines_in(sys.stdin.buffer)]
     load_backend()
-    import tf_transformer as tt
-    from tf_transformer.inference.translator import trained
-
     if not sentences:
         raise tt.BadInput("expected a sentence, got none")
     targets = args.target or [None] * len(sentences)
     if len(targets) != len(sentences):
         raise tt.BadInput(f"--target: expected one for each of {len(sentences)} sentences, got {len(targets)}")
 
-    model = trained(args.model)
+    model = loading.trained(args.model)
     pairs = []
     for number, (sentence, target) in enumerate(zip(sentences, targets, strict=True), 1):
         try:
@@ -69,18 +68,15 @@ def main(argv: list[str] | None = None) -> None:
 
 def png(pair: Any, kind: Any, layer: int | None, heads: list[int] | None) -> bytes:
     """Draws heads of one layer, counted from 1. `None` means the last layer, all heads."""
-    from tf_transformer.config import BadInput
-    from tf_transformer.evaluation.visualize import attention_figure
-
     weights = getattr(pair.scores, kind)
     count = weights[0].shape[1]
     layer, heads = layer or len(weights), heads or list(range(1, count + 1))
     if layer > len(weights):
-        raise BadInput(f"--layer: expected 1 to {len(weights)}, got {layer}")
+        raise tt.BadInput(f"--layer: expected 1 to {len(weights)}, got {layer}")
     if max(heads) > count:
-        raise BadInput(f"--head: expected 1 to {count}, got {max(heads)}")
-    written = io.BytesIO()
-    attention_figure(pair, kind, layer - 1, [head - 1 for head in heads]).savefig(written, format="png")
+        raise tt.BadInput(f"--head: expected 1 to {count}, got {max(heads)}")
+    figure, written = tt.visualize.attention_figure(pair, kind, layer - 1, [head - 1 for head in heads]), io.BytesIO()
+    figure.savefig(written, format="png")
     return written.getvalue()
 
 

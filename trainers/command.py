@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+import tf_transformer as tt
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, SearchOptions
 from tf_transformer.inference.engine import Engine, TranslationResult, warn_of_truncated
 from tf_transformer.training.recipe import RECIPES, Recipe
 from tf_transformer.utils.files import lines_of, user_path
+from tf_transformer.utils.folders import find_saved_model, needs_no_tensorflow
 from tf_transformer.utils.terminal import Progress, TrainingInterrupted, quiet_import, quiet_stderr
 from tf_transformer.utils.type_names import VocabularyKind
 from tf_transformer.utils.values import Positive, convert, documentation, plain_type
@@ -97,10 +99,8 @@ def directed(args: argparse.Namespace, model: Any, check: bool) -> tuple[Any, An
         raise BadInput("--temperature: expected --directions as well")
     if not args.directions:
         return model, None, None
-    from tf_transformer.extensions.sources import DirectedSource, JoinedSource, TextSource, temperature_weights
-
     tokenizer, weights = getattr(model, "tokenizer", model), list[float]()
-    train, dev = list[DirectedSource](), list[DirectedSource]()
+    train, dev = list[Any](), list[Any]()
     for number, line in enumerate(lines_of(args.directions), 1):
         try:
             if not (columns := shlex.split(line.decode(), comments=True)):
@@ -111,20 +111,20 @@ def directed(args: argparse.Namespace, model: Any, check: bool) -> tuple[Any, An
             pair, files = (columns[0], columns[1]), [str(user_path(file).absolute()) for file in columns[2:]]
             tokenizer.with_languages(*pair)
             for sources, start in [(train, 0), (dev, 2)][: len(files) // 2]:
-                text = TextSource(files[start], files[start + 1], args.skip_bad_lines)
+                text = tt.sources.TextSource(files[start], files[start + 1], args.skip_bad_lines)
                 if check or start:
                     text.check()
-                sources.append(DirectedSource(text, pair))
+                sources.append(tt.sources.DirectedSource(text, pair))
         except (OSError, ValueError) as error:
             raise BadInput(f"{args.directions}, line {number}: {error}") from error
     if not train:
         raise BadInput(f"{args.directions}: expected lines of {COLUMNS}, got none")
     if args.temperature is not None:
-        balance = temperature_weights(train, args.temperature)
+        balance = tt.sources.temperature_weights(train, args.temperature)
         weights = [weight * more for weight, more in zip(weights, balance, strict=True)]
     languages = dict(zip(LANGUAGES, train[0].languages, strict=True)) | languages
     model = (model.with_languages if tokenizer is model else model.replace)(**languages)
-    return model, JoinedSource(train, weights), JoinedSource(dev) if dev else None
+    return model, tt.sources.JoinedSource(train, weights), tt.sources.JoinedSource(dev) if dev else None
 
 
 def number_in(text: str) -> float | str:
@@ -227,9 +227,6 @@ def load_backend() -> str:
 
 def engine(model: str | Path, options: dict[str, Any], **more: Any) -> Engine:
     """Opens a model by `tt.load`, with those of `add_call_options` that belong to the model and not to a call."""
-    import tf_transformer as tt
-    from tf_transformer.utils.folders import find_saved_model, needs_no_tensorflow
-
     if "://" in str(model) or find_saved_model(model):
         load_tensorflow()
     elif not needs_no_tensorflow(model):  # LiteRT and ONNX need neither TensorFlow nor Keras

@@ -5,7 +5,9 @@ Paired bootstrap compares each translation with the first one.
 
 from typing import get_args
 
-from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS
+import tf_transformer as tt
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.utils.files import write_text
 from tf_transformer.utils.type_names import MetricName
 
@@ -38,8 +40,6 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"--output: expected one --model, got {len(args.model)}")
     if args.output and not args.output.parent.is_dir():
         parser.error(f"--output: expected a file in a folder that exists, got {args.output}")
-
-    import tf_transformer as tt
 
     def with_references(file: str) -> tuple[list[str], list[list[str]]]:
         """Reads a file's lines, and as many of each reference."""

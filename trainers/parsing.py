@@ -6,6 +6,10 @@ The parser takes one sentence per line, words and punctuation separated by space
 import time
 from pathlib import Path
 
+import tf_transformer as tt
+from tf_transformer.extensions.parsing import evalb, treebank
+from tf_transformer.serving import versions
+
 from .command import add_search_options, add_training_options, export_folder, load_backend, options, run_program
 
 
@@ -37,10 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     began = time.perf_counter()
     print("loading Keras ...", flush=True)
     on_tensorflow = load_backend() == "tensorflow"
-    import tf_transformer as tt
-    from tf_transformer.extensions.parsing import evalb, treebank
-    from tf_transformer.extensions.parsing.corpus import TreebankCorpus, words_of, wsj
-    from tf_transformer.serving.formats import next_version
+    from tf_transformer.extensions.parsing.corpus import words_of, wsj
 
     from . import costs
     from .publishing import DEV, TEST, averaged, is_complete, plan_of, publish, record, search_of, show_plan
@@ -56,9 +57,9 @@ def main(argv: list[str] | None = None) -> None:
     folder = args.run or Path("runs") / args.preset
     root = export_folder(vars(args), folder)
     if on_tensorflow and tt.distribution.is_chief(strategy):
-        next_version(root)
+        versions.next_version(root)
     train, dev, test = wsj(args.wsj) if args.wsj else (args.train, args.dev, args.test)
-    corpus = TreebankCorpus(train, dev, test, args.tags, args.extra or (), args.extra_ratio)
+    corpus = tt.TreebankCorpus(train, dev, test, args.tags, args.extra or (), args.extra_ratio)
     gold, trees = treebank.read_trees(train), treebank.read_trees(test or dev)
 
     trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy)

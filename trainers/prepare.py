@@ -8,7 +8,9 @@ import argparse
 import time
 from typing import Any
 
-from tf_transformer.decoding.search_options import LANGUAGES
+import tf_transformer as tt
+from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.utils.files import user_path
 
 from .command import (
     add_directions,
@@ -68,7 +70,6 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
 def main(argv: list[str] | None = None) -> None:
     args, beams = arguments(argv)
     load_backend()  # tokenizers of pretrained models need it
-    import tf_transformer as tt
     from tf_transformer.models.families import load_tokenizer
 
     filters, languages = tt.Filters.parse(args.filter), chosen(vars(args), LANGUAGES)
@@ -89,9 +90,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def prepare(args: argparse.Namespace, work: Any, beams: list[str], tokenizer: Any) -> None:
     """Trains a tokenizer, unless there is one, and runs a `Preparation`: in a pipeline, in processes or in this one."""
-    import tf_transformer as tt
     from tf_transformer.data.batches import Batches
-    from tf_transformer.extensions.records.records import SHARD_LINES, Records
+    from tf_transformer.extensions.records.records import SHARD_LINES
     from tf_transformer.models.families import load_tokenizer
 
     folder = work.folder
@@ -124,7 +124,7 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str], tokenizer: An
             work.run(parts, tokenizer, each)
     else:
         work.run(parts, tokenizer, report=report)
-    records = Records(folder)
+    records = tt.Records(folder)
     summary = Batches(records.blocks(), batch_tokens=25_000).summary()
     print(f"{args.to}: {summary.pairs:,} pairs, {summary.source_tokens:,} + {summary.target_tokens:,} tokens, ", end="")
     print(f"{summary.skipped:,} too long or bad; {time.monotonic() - began:,.0f} s")
@@ -137,16 +137,13 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str], tokenizer: An
 
 def source_of(args: argparse.Namespace) -> Any:
     """Returns the source of the pairs."""
-    from tf_transformer.extensions import sources
-    from tf_transformer.utils.files import user_path
-
     if args.tfds:
-        return sources.TfdsSource(args.tfds, "train", tuple(args.languages), args.tfds_dir)
+        return tt.sources.TfdsSource(args.tfds, "train", tuple(args.languages), args.tfds_dir)
     if args.parquet:
         columns = tuple(args.columns or ("source", "target"))
-        return sources.ParquetSource(str(user_path(args.parquet).absolute()), columns)
+        return tt.sources.ParquetSource(str(user_path(args.parquet).absolute()), columns)
     source, target = (str(user_path(file).absolute()) for file in args.train)
-    return sources.TextSource(source, target, args.skip_bad_lines)
+    return tt.sources.TextSource(source, target, args.skip_bad_lines)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ import argparse
 import dataclasses
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tf_transformer.decoding.search_options import LANGUAGES
+import tf_transformer as tt
+from tf_transformer.serving import versions
+from tf_transformer.tokenizers.languages import LANGUAGES
 
 from .command import (
     EXPORTS,
@@ -23,10 +25,6 @@ from .command import (
     options,
     run_program,
 )
-
-if TYPE_CHECKING:
-    from tf_transformer.data.corpus import Corpus
-    from tf_transformer.extensions.records.records import Records
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -89,10 +87,7 @@ def main(argv: list[str] | None = None) -> None:
     began = time.perf_counter()
     print("loading Keras ...", flush=True)
     on_tensorflow = load_backend() == "tensorflow"
-    import tf_transformer as tt
-    from tf_transformer.extensions.records.records import Records
     from tf_transformer.models.families import load_tokenizer
-    from tf_transformer.serving.formats import next_version
 
     from .publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 
@@ -103,7 +98,7 @@ def main(argv: list[str] | None = None) -> None:
     if start and start.tokenizer.control_tokens:
         raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
     start, *directions = directed(args, start, check=not args.prepared)
-    records = Records(args.prepared) if args.prepared else None
+    records = tt.Records(args.prepared) if args.prepared else None
     choices = vars(args) | {"start": start}
     tokenizer = load_tokenizer(args.tokenizer_file).with_languages(**languages) if args.tokenizer_file else None
     if vocabulary := tokenizer or (records.tokenizer if records and not start else None):
@@ -118,7 +113,7 @@ def main(argv: list[str] | None = None) -> None:
     folder = args.run or Path("runs") / name
     root = export_folder(vars(args), folder)
     if on_tensorflow and tt.distribution.is_chief(strategy):
-        next_version(root)
+        versions.next_version(root)
     corpus = corpus_of(args, records, *directions)
 
     trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy, start=start, tokenizer=tokenizer)
@@ -138,10 +133,10 @@ def main(argv: list[str] | None = None) -> None:
   tf-transformer translation --help      # your own text: --train SOURCE TARGET --dev SOURCE TARGET""")
 
 
-def corpus_of(args: argparse.Namespace, records: "Records | None", directions: Any, dev_directions: Any) -> "Corpus":
+def corpus_of(
+    args: argparse.Namespace, records: "tt.Records | None", directions: Any, dev_directions: Any
+) -> "tt.Corpus":
     """Returns the training, dev and test data that the options name, by default the toy corpus."""
-    import tf_transformer as tt
-
     filters = tt.Filters.parse(args.filter)
     dev = float(args.dev[0]) if args.dev and len(args.dev) == 1 else args.dev
     if args.train:
