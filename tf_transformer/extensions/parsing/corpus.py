@@ -46,10 +46,8 @@ class TreebankSource(Source):
         self.__dict__["sha256"] = hashlib.sha256(json.dumps(lines).encode()).hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {"train": self.files, "tags": self.tags}
-        if self.extra:
-            settings |= {"extra": self.extra, "extra_ratio": self.ratio}
-        return settings | {"sha256": self.__dict__["sha256"]}
+        extra = {"extra": self.extra, "extra_ratio": self.ratio} if self.extra else {}
+        return {"train": self.files, "tags": self.tags, **extra, "sha256": self.__dict__["sha256"]}
 
     def pairs(self) -> Any:
         return iter(self.__dict__["lines"])

@@ -116,13 +116,9 @@ class NoisySource(RewrittenSource):
         return self._changed(source, change), self._changed(target, change) if kind < 2 else target
 
     def _changed(self, text: str, change: Callable[[str], str]) -> str:
-        spans = self._untouched.split(text)
+        spans = re.split(f"({untouched(self.symbols)})", text)
         spans[::2] = map(change, spans[::2])  # Odd indices have the tags and placeholders.
         return "".join(spans)
-
-    @functools.cached_property
-    def _untouched(self) -> re.Pattern[str]:
-        return re.compile(f"({untouched(self.symbols)})")
 
 
 def _with_typos(text: str, generator: random.Random) -> str:

@@ -73,10 +73,10 @@ class Filters(Filter):
     @classmethod
     def parse(cls, names: Iterable[str]) -> "Filters":
         """Returns filters by their names on a command line, for example "duplicates", "identical"."""
-        for name in names:
-            if name not in (names_of_filters := [field.name for field in dataclasses.fields(cls)]):
-                raise BadInput(f"filter: expected one of {', '.join(names_of_filters)}, got {name!r}")
-        return cls(**dict.fromkeys(names, True))
+        filters, known = dict.fromkeys(names, True), [field.name for field in dataclasses.fields(cls)]
+        if unknown := [name for name in filters if name not in known]:
+            raise BadInput(f"filter: expected one of {', '.join(known)}, got {unknown[0]!r}")
+        return cls(**filters)
 
     def __call__(self, source: Source | TokenizedSource) -> Source | TokenizedSource:
         """Returns a source without the pairs that the filters drop, for a training set in memory."""
@@ -345,13 +345,10 @@ def hashed(shard: int, pairs: Iterable[tuple[int, bytes, bytes]], buckets: int) 
 
     Equal pairs of all shards meet in one bucket.
     """
-    indices, digests = [], []
-    for index, source, target in pairs:
-        digests.append(_digest(source, target))
-        indices.append(index)
-    hashes = np.zeros(len(indices), _HASHED)
-    hashes["high"], hashes["low"] = np.frombuffer(b"".join(digests), "u8").reshape(-1, 2).T
-    hashes["shard"], hashes["index"] = shard, indices
+    digests = {index: _digest(source, target) for index, source, target in pairs}
+    hashes = np.zeros(len(digests), _HASHED)
+    hashes["high"], hashes["low"] = np.frombuffer(b"".join(digests.values()), "u8").reshape(-1, 2).T
+    hashes["shard"], hashes["index"] = shard, [*digests]
     numbers = hashes["high"] % np.uint64(buckets)
     return [(int(bucket), hashes[numbers == bucket].tobytes()) for bucket in np.unique(numbers)]
 

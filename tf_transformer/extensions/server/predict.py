@@ -30,9 +30,8 @@ def routes(model: ServedModel, limits: Limits) -> Blueprint:
     def predict(name: str, **version: str) -> dict[str, Any]:
         model.find(name, **version)
         if not model.signatures:
-            abort(
-                404, "expected a SavedModel, which tf-transformer export writes, got another model. POST to /translate"
-            )
+            message = "expected a SavedModel, which tf-transformer export writes, got another model. POST to /translate"
+            abort(404, message)
         content = parsed(request.get_data())
         if not isinstance(content, dict) or len(content.keys() & {"instances", "inputs"}) != 1:
             _invalid(f"expected an object with either instances or inputs, got {shown(content)}")

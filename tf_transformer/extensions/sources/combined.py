@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.sources import Composite, Languages, PairsOfPart, Part, Row, Source, Text, Wrapper
+from tf_transformer.data.pairs import Languages, PairsOfPart, Part, Row, Source
+from tf_transformer.data.sources import Composite, Wrapper
 from tf_transformer.tokenizers.tokenizer import check_symbols
 from tf_transformer.utils.files import encoded, user_path
 from tf_transformer.utils.values import Positive, check_fields, checked, convert, shown, span
@@ -75,12 +76,13 @@ class TaggedSource(Composite):
 
         def copies(index: int, tag: str, first: int, rows: Iterator[Row]) -> Iterator[Row]:
             nonlocal last
+            before = encoded(f"{tag} ") if tag else b""
             weight = self.weights[index] if self.weights else 1
             for number, text, target in rows:
                 last = first + number
                 # The first n pairs have floor(n * weight) copies: an exact number, without a seed.
                 for _ in range(int(number * weight) - int((number - 1) * weight)):
-                    yield last, _tagged(tag, text) if text else text, target
+                    yield last, before + text if text else text, target
 
         for index, (tag, source) in sources:
             first = last
@@ -123,10 +125,6 @@ def temperature_weights(sources: Sequence[Source], temperature: Annotated[float,
     if not all(counts):
         raise BadInput(f"sources: expected pairs in each, got none at index {counts.index(0)}")
     return [(max(counts) / count) ** (1 - 1 / temperature) for count in counts]
-
-
-def _tagged(tag: str, text: Text) -> bytes:
-    return encoded(tag) + b" " * bool(tag) + encoded(text)
 
 
 @dataclass(frozen=True)

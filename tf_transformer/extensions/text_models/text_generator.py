@@ -83,11 +83,9 @@ class TextGenerator(Served):
         random = options.keys() & {"seed", "temperature", "k", "p"}
         if random and (other := options.keys() & set(OPTIONS)):
             raise BadInput(f"options: expected those of either search or sampling, got {', '.join({*random, *other})}")
-        options = {"max_length": self.max_length, **options}
-        if random:
-            outputs = self.language_model.sample(prompts, **options)
-        else:
-            outputs = self.language_model.search(prompts, **{**self.options, **options})
+        continued = self.language_model.sample if random else self.language_model.search
+        options = {"max_length": self.max_length, **({} if random else self.options), **options}
+        outputs = continued(prompts, **options)
         return self.tokenizer.decode([prompt + best.ids for prompt, (best, *_) in zip(prompts, outputs, strict=True)])
 
     def signatures(self) -> dict[str, Callable[[Tensor], Any]]:
@@ -108,13 +106,11 @@ class TextGenerator(Served):
         begin = tf.maximum(tf.strings.length(tf.ensure_shape(text, [None])) - self._most_bytes, 0)
         tokens = self.tokenizer.tokenize(tf.strings.substr(text, begin, tf.fill(tf.shape(begin), self._most_bytes)))
         most = self.max_prompt_length - 1
-        prompts = tf.concat(
-            [tf.fill([tokens.nrows(), 1], BOS_ID), tokens[:, -most:] if most else tokens[:, :0]], axis=1
-        )
+        last = tokens[:, -most:] if most else tokens[:, :0]
+        prompts = tf.concat([tf.fill([tokens.nrows(), 1], BOS_ID), last], axis=1)
         length = tf.cast(prompts.row_lengths(), tf.int32)
-        problem = self.language_model.problem(
-            prompts.to_tensor(PAD_ID), length, self.max_length, self.beam_size, EOS_ID
-        )
+        limits = self.max_length, self.beam_size, EOS_ID
+        problem = self.language_model.problem(prompts.to_tensor(PAD_ID), length, *limits)
         outputs = beam_search(problem, n_best=n_best, **self.options)
         count = tf.size(length) * n_best
         ids = tf.RaggedTensor.from_tensor(tf.reshape(outputs.ids, [count, tf.shape(outputs.ids)[2]]))
