@@ -60,7 +60,7 @@ def _errors(context: grpc.ServicerContext) -> Iterator[None]:
     try:
         yield
     except ServingError as error:
-        context.abort(getattr(grpc.StatusCode, error.code, grpc.StatusCode.UNKNOWN), error.message)
+        context.abort(getattr(grpc.StatusCode, error.status, grpc.StatusCode.UNKNOWN), error.description)
 
 
 def _proto(value: np.ndarray) -> Any:

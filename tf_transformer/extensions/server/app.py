@@ -22,14 +22,12 @@ from werkzeug.exceptions import BadRequest, HTTPException
 
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.server import libretranslate, predict
-from tf_transformer.extensions.server.model import ClientLeft, Limits, Rates, ServedModel, ServingError, client_left
+from tf_transformer.extensions.server.model import Limits, Rates, ServedModel, client_left
 from tf_transformer.inference.engine import Engine
 
 LOG = logging.getLogger(__name__)
 LOCAL = re.compile(r"(?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?", re.IGNORECASE)
-HTTP = {"INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429}
 THREADS, CONNECTIONS, SECONDS, HEADER = 64, 500, 60, 64 << 10
-CLIENT_LEFT = 499  # nginx's status for it, which only the log shows
 CORS = {  # of LibreTranslate's API, for any page
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "GET, POST",
@@ -103,10 +101,6 @@ def answer_to(error: Exception) -> Any:
     if isinstance(error, HTTPException):
         headers = {name: value for name, value in error.get_headers() if name in ("Allow", "Retry-After")}
         message, status = str(error.description), error.code or 500
-    elif isinstance(error, ServingError):
-        message, status = error.message, HTTP.get(error.code, 500)
-    elif isinstance(error, ClientLeft):
-        message, status = "the client has left", CLIENT_LEFT
     elif isinstance(error, BadInput | RecursionError):
         message = DEEP if isinstance(error, RecursionError) else str(error)
     else:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
-from werkzeug.exceptions import BadRequest, TooManyRequests
+from werkzeug.exceptions import BadRequest, HTTPException, TooManyRequests
 
 from tf_transformer.inference.engine import Aligned, Engine, Request, TranslationResult, strings_in
 from tf_transformer.inference.loading import load
@@ -37,22 +37,24 @@ BY_ROW, ROWS = (DEFAULT_SIGNATURE, "translate"), 32  # signatures of which a gra
 # TensorFlow's Python, unlike a server, adds these to the graph's error messages.
 AROUND = re.compile(r"^Graph execution error:.*<stack traces unavailable>\n| \[Op:\w+\]\s*$", re.DOTALL)
 MINUTE = 60.0  # seconds
+HTTP = {"INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429}
 T = TypeVar("T")
 # Whether the client of this thread's request has closed its connection.
 client_left: ContextVar[Callable[[], bool]] = ContextVar("client_left", default=lambda: False)
 
 
-class ServingError(Exception):
+class ServingError(HTTPException):
     """An error response: the name of a gRPC status, and the server's message, in its words if possible."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, status: str, message: str) -> None:
         super().__init__(message)
-        self.code = code
-        self.message = message
+        self.status, self.code = status, HTTP.get(status, 500)
 
 
-class ClientLeft(Exception):
+class ClientLeft(HTTPException):
     """The client of a request has closed its connection. The rest of its work is dropped."""
+
+    code, description = 499, "the client has left"  # nginx's status for it, which only the log shows
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ is a one-line error here: what was expected, and what arrived.
 import base64
 import json
 from collections.abc import Collection, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +16,7 @@ from google.protobuf.json_format import MessageToDict
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
-from tf_transformer.extensions.server.model import DEFAULT_SIGNATURE, Limits, ServedModel, ServingError, shown
+from tf_transformer.extensions.server.model import DEFAULT_SIGNATURE, Limits, ServedModel, shown
 from tf_transformer.inference.engine import Engine
 
 # The page contains its style and script, and connects only to this server.
@@ -34,7 +34,7 @@ def routes(model: ServedModel, limits: Limits) -> Blueprint:
             abort(404, message)
         content = parsed(request.get_data())
         if not isinstance(content, dict) or len(content.keys() & {"instances", "inputs"}) != 1:
-            _invalid(f"expected an object with either instances or inputs, got {shown(content)}")
+            abort(400, f"expected an object with either instances or inputs, got {shown(content)}")
         signature_name, inputs = read_request(model, content, limits)
         outputs = {name: written(name, value) for name, value in model.predict(signature_name, inputs).items()}
         if "inputs" in content:
@@ -78,12 +78,12 @@ def routes(model: ServedModel, limits: Limits) -> Blueprint:
             abort(404)
         body = parsed(request.get_data())
         if not isinstance(body, dict) or not isinstance(body.get("text"), str):
-            _invalid(f"expected an object with a text and options, got {shown(body)}")
+            abort(400, f"expected an object with a text and options, got {shown(body)}")
         limits.check([body["text"]])
         try:
             return translated(model.engine, body.pop("text"), body)
         except TypeError as error:  # an unknown option
-            _invalid(str(error))
+            abort(400, str(error))
 
     return api
 
@@ -104,13 +104,13 @@ def read_request(model: ServedModel, content: Mapping[str, Any], limits: Limits)
     name = content.get("signature_name") or DEFAULT_SIGNATURE
     known = sorted(each for each, signature in model.signatures.items() if signature.inputs)  # not TensorFlow's own
     if name not in known:
-        _invalid(f"signature_name: expected one of {', '.join(known)}, got {shown(name)}")
+        abort(400, f"signature_name: expected one of {', '.join(known)}, got {shown(name)}")
     dtypes = {key: tf.dtypes.as_dtype(info.dtype) for key, info in sorted(model.signatures[name].inputs.items())}
     if "inputs" in content:
         values = _named("inputs", content["inputs"], dtypes)
     else:
         if not isinstance(content["instances"], list) or not content["instances"]:
-            _invalid(f"instances: expected a list of rows, got {shown(content['instances'])}")
+            abort(400, f"instances: expected a list of rows, got {shown(content['instances'])}")
         rows = [_named(f"instances[{i}]", row, dtypes) for i, row in enumerate(content["instances"])]
         values = {key: [row[key] for row in rows] for key in dtypes}
     inputs = {key: _tensor(key, values[key], dtype) for key, dtype in dtypes.items()}
@@ -126,14 +126,14 @@ def parsed(body: bytes) -> Any:
         # Like TensorFlow Serving, pass through bytes that are not UTF-8.
         return json.loads(body.decode("utf-8", "surrogateescape"))
     except ValueError as error:
-        _invalid(f"expected JSON, got something else: {error}")
+        abort(400, f"expected JSON, got something else: {error}")
 
 
 def _named(label: str, value: Any, names: Collection[str]) -> dict[str, Any]:
     """Returns {input: value}. A bare value is that of a single input."""
     named = value if isinstance(value, dict) and not _is_base64(value) else dict.fromkeys(list(names)[:1], value)
     if named.keys() != set(names):
-        _invalid(f"{label}: expected values for {', '.join(names)}, got {shown(value)}")
+        abort(400, f"{label}: expected values for {', '.join(names)}, got {shown(value)}")
     return named
 
 
@@ -142,7 +142,7 @@ def _tensor(label: str, value: Any, dtype: tf.DType) -> tf.Tensor:
         np.array(value, dtype.as_numpy_dtype)  # Unlike TensorFlow, it raises an error for numbers out of range.
         return tf.constant(_decoded(value), dtype)
     except (TypeError, ValueError, OverflowError):
-        _invalid(f"{label}: expected {dtype.name} in lists of one shape, got {shown(value)}")
+        abort(400, f"{label}: expected {dtype.name} in lists of one shape, got {shown(value)}")
 
 
 def _decoded(value: Any, depth: int = 0) -> Any:
@@ -168,7 +168,3 @@ def written(name: str, value: np.ndarray) -> Any:
         return coded(value).tolist()
     # 0.6, not 0.6000000238418579
     return value.astype(str).astype(float).tolist() if value.dtype == np.float32 else value.tolist()
-
-
-def _invalid(message: str) -> NoReturn:
-    raise ServingError("INVALID_ARGUMENT", message)
