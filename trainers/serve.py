@@ -8,18 +8,15 @@ import signal
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.terminal import quiet_stderr
 
 from .command import add_call_options, engine, load_tensorflow, model_name, of_calls, options, positive, run_program
 
-if TYPE_CHECKING:
-    from flask import Flask
 
-
-def app(model: Any, options: Mapping[str, Any] | None = None) -> "Flask":
+def app(model: Any, options: Mapping[str, Any] | None = None) -> Any:
     """Returns the WSGI application of a translator, for servers of your choice. Options are those of its calls."""
     from tf_transformer.extensions.server.app import app
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from flask import Flask, Response, g, request
+from flask import Flask, Response, abort, g, request
 from waitress.channel import HTTPChannel
 from waitress.server import create_server
 from waitress.task import ErrorTask
-from werkzeug.exceptions import BadRequest, HTTPException
+from werkzeug.exceptions import HTTPException
 
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.server import libretranslate, predict
@@ -76,23 +76,18 @@ def app(
         LOG.info("%s %s %s %s %.3f s", request.remote_addr, request.method, path, response.status_code, seconds)
         return response
 
-    @flask.get("/health")
-    def health() -> Any:
-        return {"status": "ok"}
+    def check_host() -> None:
+        if local and not LOCAL.fullmatch(request.host):
+            abort(400, f"Host {request.host[:99]!r} is not trusted; expected localhost, 127.0.0.1 or [::1]")
 
+    flask.add_url_rule("/health", "health", lambda: {"status": "ok"})
     flask.register_error_handler(Exception, answer_to)
     served_api = predict.routes(served, limits)
-    if local:
-        served_api.before_request(check_host)
+    served_api.before_request(check_host)
     flask.register_blueprint(served_api)
     if served.engine:
         flask.register_blueprint(libretranslate.routes(served.engine, options or {}, limits, rates))
     return flask
-
-
-def check_host() -> None:
-    if not LOCAL.fullmatch(request.host):
-        raise BadRequest(f"Host {request.host[:99]!r} is not trusted; expected localhost, 127.0.0.1 or [::1]")
 
 
 def answer_to(error: Exception) -> Any:

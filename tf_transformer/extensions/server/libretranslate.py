@@ -103,9 +103,7 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
             pair = "--source-language and --target-language"
             abort(404, f"expected a server with {pair}, since its model does not store them, got one without")
 
-    @api.get("/languages")
-    def listed() -> Any:
-        return languages.listed()
+    api.get("/languages")(languages.listed)
 
     @api.get("/frontend/settings")
     def settings() -> Any:
