@@ -39,27 +39,16 @@ class Ensemble(keras.Model):
         """Pickles the models, each as Keras does."""
         return type(self), ([*self.models],)
 
-    def encode(
-        self, source: Tensor, mask: Tensor = None, return_attention_scores: bool = False, training: bool | None = None
-    ) -> Any:
+    def encode(self, source: Tensor, mask: Tensor = None, *args: Any, **kwargs: Any) -> Any:
         """Works like `Transformer.encode`, but memory is a list with [B, S, d] per model."""
         mask = padding_mask(source) if mask is None else mask
-        encoded = [model.encode(source, mask, return_attention_scores, training) for model in self.models]
+        encoded = [model.encode(source, mask, *args, **kwargs) for model in self.models]
         return [memory for memory, _, _ in encoded], mask, _side_by_side(scores for _, _, scores in encoded)
 
-    def decode(
-        self,
-        target: Tensor,
-        memory: Tensor,
-        memory_mask: Tensor,
-        return_attention_scores: bool = False,
-        training: bool | None = None,
-    ) -> Any:
+    def decode(self, target: Tensor, memory: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Does the same as `Transformer.decode`."""
-        decoded = [
-            model.decode(target, part, memory_mask, return_attention_scores, training)
-            for model, part in zip(self.models, memory, strict=True)
-        ]
+        pairs = zip(self.models, memory, strict=True)
+        decoded = [model.decode(target, part, *args, **kwargs) for model, part in pairs]
         logits, self_scores, cross_scores = zip(*decoded, strict=True)
         return _log_mean(logits), _side_by_side(self_scores), _side_by_side(cross_scores)
 
