@@ -12,39 +12,28 @@ import tf_transformer as tt
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.utils.files import user_path
 
-from .command import (
-    add_directions,
-    add_tfds_options,
-    add_vocabulary_kind,
-    as_path,
-    chosen,
-    directed,
-    load_backend,
-    options,
-    positive,
-    run_program,
-)
+from . import command
 from .pipelines import add_pipeline_options, check_options, load_beam, processes, run_pipeline, split_options
 
 
 def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Parses and checks the options. Returns them, and those of Beam."""
-    parser = options("prepare", __doc__)
+    parser = command.options("prepare", __doc__)
     add = parser.add_argument
     add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, one sentence per line, plain or .gz")
-    add_tfds_options(add)
-    add_directions(add)
+    command.add_tfds_options(add)
+    command.add_directions(add)
     add("--parquet", metavar="GLOB", help="Parquet files instead of --train, such as 'corpus/*.parquet'")
     add("--columns", nargs=2, metavar=("SOURCE", "TARGET"), help="columns of the Parquet files (source target)")
-    add("--to", type=as_path, required=True, metavar="DIR", help="output directory")
+    add("--to", type=command.as_path, required=True, metavar="DIR", help="output directory")
     start = "use the tokenizer of this model, for fine-tuning it: a run, a SavedModel or a checkpoint"
     add("--from", dest="start", metavar="MODEL", help=start)
-    add("--vocab-size", type=positive, metavar="N", help="size of the shared vocabulary (37,000)")
-    add_vocabulary_kind(add)
+    add("--vocab-size", type=command.positive, metavar="N", help="size of the shared vocabulary (37,000)")
+    command.add_vocabulary_kind(add)
     tokenizer = "use this tokenizer.model, such as a run's, or another SentencePiece model"
-    add("--tokenizer", type=as_path, dest="tokenizer_file", metavar="FILE", help=tokenizer)
+    add("--tokenizer", type=command.as_path, dest="tokenizer_file", metavar="FILE", help=tokenizer)
     sample = "number of sentences to train the tokenizer on (1,000,000)"
-    add("--sample", type=positive, default=1_000_000, metavar="N", help=sample)
+    add("--sample", type=command.positive, default=1_000_000, metavar="N", help=sample)
     add("--skip-bad-lines", action="store_true", help="skip empty, over-long and invalid lines")
     add("--filter", nargs="+", default=[], metavar="NAME[=VALUE]", help="pairs to drop: duplicates, identical")
     add_pipeline_options(parser.add_argument_group("many workers").add_argument)
@@ -69,16 +58,16 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 def main(argv: list[str] | None = None) -> None:
     args, beams = arguments(argv)
-    load_backend()  # tokenizers of pretrained models need it
+    command.load_backend()  # tokenizers of pretrained models need it
     from tf_transformer.models.families import load_tokenizer
 
-    filters, languages = tt.Filters.parse(args.filter), chosen(vars(args), LANGUAGES)
+    filters, languages = tt.Filters.parse(args.filter), command.chosen(vars(args), LANGUAGES)
     tokenizer = load_tokenizer(args.tokenizer_file).with_languages(**languages) if args.tokenizer_file else None
     if args.start:
         tokenizer = tt.Translator.from_pretrained(args.start, **languages).tokenizer
         if tokenizer.control_tokens:
             raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
-    tokenizer, directions, _ = directed(args, tokenizer, check=False)
+    tokenizer, directions, _ = command.directed(args, tokenizer, check=False)
     if tokenizer:
         tokenizer.current_languages()  # raises an error if a multilingual model has no languages
     work = tt.Preparation(directions or source_of(args), args.to, filters)
@@ -147,4 +136,4 @@ def source_of(args: argparse.Namespace) -> Any:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    command.run_program(main)

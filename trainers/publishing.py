@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import keras
 import numpy as np
 
-from tf_transformer import PRESETS, BadInput, TransformerConfig
-from tf_transformer.data.corpus import ToyCorpus
-from tf_transformer.data.sources import Texts
-from tf_transformer.decoding.search_options import LANGUAGES, MOST_BEAMS, SEARCH_OPTIONS, of_request
-from tf_transformer.inference.translator import Translator, trained
+from tf_transformer import PRESETS, RECIPES, BadInput, Recipe, ToyCorpus, Trainer, TransformerConfig, Translator
+from tf_transformer.data.pairs import Texts
+from tf_transformer.decoding.search_options import MOST_BEAMS, SEARCH_OPTIONS, of_request
+from tf_transformer.inference.loading import trained
+from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.tokenizer import FIRST_ID
-from tf_transformer.training.recipe import PAPER_STEPS, RECIPES, Recipe, recipe_of
+from tf_transformer.training.recipe import PAPER_STEPS, recipe_of
 from tf_transformer.training.run import Run
 from tf_transformer.training.tasks import task_of
-from tf_transformer.training.trainer import Trainer
 from tf_transformer.utils.files import encoded, lines_in, one_line, write_json
 from tf_transformer.utils.reading import check_kinds, read_json, reading
 from tf_transformer.utils.terminal import duration
@@ -139,9 +138,8 @@ def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examp
     record(run, metrics, export.metadata["parameters"])
     print(f"saved {saved}. A fresh process loads it and translates:", flush=True)
     command = [sys.executable, "-m", f"{__package__}.translate", str(saved)]
-    process = subprocess.run(
-        command, input=b"".join(encoded(one_line(text)) + b"\n" for text in examples), capture_output=True
-    )
+    lines = b"".join(encoded(one_line(text)) + b"\n" for text in examples)
+    process = subprocess.run(command, input=lines, capture_output=True)
     if process.returncode:
         sys.exit(f"the SavedModel failed:\n{process.stderr.decode('utf-8', 'replace')}")
     for source, line in zip(examples, lines_in(io.BytesIO(process.stdout)), strict=True):

@@ -17,16 +17,8 @@ from tf_transformer.extensions.documents.document import FORMATS, decoded
 from tf_transformer.utils.files import lines_in, lines_of, open_text, user_path, write_text
 from tf_transformer.utils.folders import model_folder
 
+from . import pipelines
 from .command import add_call_options, answered, chosen, engine, of_calls, options, positive, run_program
-from .pipelines import (
-    add_pipeline_options,
-    check_options,
-    load_beam,
-    processes,
-    run_pipeline,
-    split_options,
-    threads_of_a_worker,
-)
 
 ONE_FILE = ("batch_size", "patience", "extra_length", "max_source_length")  # options that exclude --input
 MANY_FILES = ("workers", "runner", "lines", "batch_bytes", "gzip")  # options that need it
@@ -53,12 +45,12 @@ def main(argv: list[str] | None = None) -> None:
     add_call_options(add)
     bulk = parser.add_argument_group('many files, with Apache Beam (pip install "tf-transformer[beam]")')
     bulk.add_argument("--input", nargs="+", metavar="GLOB", help="text files, plain or .gz, or patterns of their names")
-    add_pipeline_options(bulk.add_argument)
+    pipelines.add_pipeline_options(bulk.add_argument)
     bulk.add_argument("--lines", type=int, metavar="N", help="lines per output file (10000)")
     size = "maximum batch size: rows times bytes of the longest (8192)"
     bulk.add_argument("--batch-bytes", type=int, metavar="N", help=size)
     bulk.add_argument("--gzip", action="store_true", default=None, help="compress the output")
-    ours, beams = split_options(argv)
+    ours, beams = pipelines.split_options(argv)
     args = parser.parse_intermixed_args(ours)
     if args.output == "":
         parser.error("--output: expected a path, got an empty one")
@@ -75,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--input: expected --output PREFIX as well, and no other file")
     ending = ".jsonl" if args.json else ".tsv" if args.scores else ".txt"
     if args.input:
-        load_beam()
+        pipelines.load_beam()
         translate_files(args, beams, ending)
     elif args.document is not None:
         translate_document(args)
@@ -151,8 +143,8 @@ def translate_files(args: argparse.Namespace, beams: list[str], ending: str) -> 
     """Translates many files into shards, and keeps existing ones."""
     from tf_transformer.extensions.beam.shards import translate_shard
 
-    check_options(args.workers, args.runner, beams)
-    threads = None if args.runner else threads_of_a_worker(args.workers)
+    pipelines.check_options(args.workers, args.runner, beams)
+    threads = None if args.runner else pipelines.threads_of_a_worker(args.workers)
     settings = {"threads": threads, "options": of_calls(vars(args))} | chosen(vars(args), ("n_best", "batch_bytes"))
     method = tt.beam.TranslationSettings(str(model_folder(args.model).absolute()), **settings)
     ending += ".gz" if args.gzip else ""
@@ -171,9 +163,9 @@ def translate_files(args: argparse.Namespace, beams: list[str], ending: str) -> 
             _ = pipeline | beam.Create(missing) | tt.beam.TranslateShards(method)
 
         if missing and args.runner:
-            run_pipeline(args.runner, beams, build)
+            pipelines.run_pipeline(args.runner, beams, build)
         elif missing:
-            with processes(args.workers or 1, work.folder / "log", progress) as each:
+            with pipelines.processes(args.workers or 1, work.folder / "log", progress) as each:
                 each(functools.partial(translate_shard, method), missing)
     lines, seconds = sum(shard.lines.count for shard in missing), time.monotonic() - began
     kept = f"; {len(shards) - len(missing):,} were there" if len(missing) < len(shards) else ""

@@ -10,26 +10,12 @@ import tf_transformer as tt
 from tf_transformer.serving import versions
 from tf_transformer.tokenizers.languages import LANGUAGES
 
-from .command import (
-    EXPORTS,
-    add_directions,
-    add_search_options,
-    add_tfds_options,
-    add_training_options,
-    as_path,
-    chosen,
-    directed,
-    export_folder,
-    load_backend,
-    number_in,
-    options,
-    run_program,
-)
+from . import command
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """Parses the options, and checks those that exclude or need each other."""
-    parser = options("translation", __doc__)
+    parser = command.options("translation", __doc__)
     add = parser.add_argument
     presets = "tiny (2 minutes on 2 cores), multi30k (72), small, base, big, Table 3's (tiny)"
     add("--preset", metavar="NAME", help=presets)
@@ -42,13 +28,18 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--test", nargs=2, metavar=("SOURCE", "TARGET"), help="test set to score the result on (the dev set)")
     add("--skip-bad-lines", action="store_true", help="skip empty, over-long and invalid lines")
     tokenizer = "use this tokenizer.model instead of training one"
-    add("--tokenizer", type=as_path, dest="tokenizer_file", metavar="FILE", help=tokenizer)
-    add("--prepared", type=as_path, metavar="DIR", help="train on records of tf-transformer prepare, not on --train")
-    add_tfds_options(add)
-    add_directions(add)
+    add("--tokenizer", type=command.as_path, dest="tokenizer_file", metavar="FILE", help=tokenizer)
+    add(
+        "--prepared",
+        type=command.as_path,
+        metavar="DIR",
+        help="train on records of tf-transformer prepare, not on --train",
+    )
+    command.add_tfds_options(add)
+    command.add_directions(add)
     add("--filter", nargs="+", default=[], metavar="NAME", help="training pairs to drop: duplicates, identical")
-    add_training_options(parser)
-    add_search_options(parser, without=EXPORTS)
+    command.add_training_options(parser)
+    command.add_search_options(parser, without=command.EXPORTS)
     args = parser.parse_args(argv)
     vocabulary = args.vocab_size or args.tokenizer or args.tokenizer_file
     if args.start and (args.preset or vocabulary or args.dry_run is not None):
@@ -67,7 +58,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--dev: cannot be combined with --tfds, which has a dev set")
     if (args.train or args.prepared) and not (args.dev or args.tfds or args.directions):
         parser.error(f"--dev: expected SOURCE TARGET, {'or --tfds' if args.prepared else 'or a share such as 0.02'}")
-    share = number_in(args.dev[0]) if args.dev and has_pairs and len(args.dev) == 1 else ""
+    share = command.number_in(args.dev[0]) if args.dev and has_pairs and len(args.dev) == 1 else ""
     is_share = isinstance(share, float) and share > 0
     if args.dev and not is_share and (args.directions or len(args.dev) != 2):
         expected = "a share or a number of pairs" if args.directions else "SOURCE TARGET"
@@ -86,18 +77,18 @@ def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
     began = time.perf_counter()
     print("loading Keras ...", flush=True)
-    on_tensorflow = load_backend() == "tensorflow"
+    on_tensorflow = command.load_backend() == "tensorflow"
     from tf_transformer.models.families import load_tokenizer
 
     from .publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
 
     # TensorFlow's devices can only be set before it computes anything.
     strategy = tt.distribution.strategy(args.devices)
-    languages = chosen(vars(args), LANGUAGES)
+    languages = command.chosen(vars(args), LANGUAGES)
     start = tt.Translator.from_pretrained(args.start, **languages) if args.start else None
     if start and start.tokenizer.control_tokens:
         raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
-    start, *directions = directed(args, start, check=not args.prepared)
+    start, *directions = command.directed(args, start, check=not args.prepared)
     records = tt.Records(args.prepared) if args.prepared else None
     choices = vars(args) | {"start": start}
     tokenizer = load_tokenizer(args.tokenizer_file).with_languages(**languages) if args.tokenizer_file else None
@@ -111,7 +102,7 @@ def main(argv: list[str] | None = None) -> None:
     # All input is checked before anything is written.
     name = "finetuned" if start else args.preset if args.train or args.tfds or args.prepared else "demo"
     folder = args.run or Path("runs") / name
-    root = export_folder(vars(args), folder)
+    root = command.export_folder(vars(args), folder)
     if on_tensorflow and tt.distribution.is_chief(strategy):
         versions.next_version(root)
     corpus = corpus_of(args, records, *directions)
@@ -155,4 +146,4 @@ def corpus_of(
 
 
 if __name__ == "__main__":
-    run_program(main)
+    command.run_program(main)
