@@ -38,11 +38,9 @@ from tf_transformer.utils.type_names import Dtype, Folders, Tensor
 from tf_transformer.utils.values import MOST, Natural, checked
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     from tf_transformer.serving.contract import Root
-else:
-    tf = lazily("tensorflow", "a SavedModel")
+
+tf = lazily("tensorflow", "a SavedModel")
 
 EXTRA_LENGTH = 300  # maximum number of tokens beyond the source's length (section 6.3)
 RUN_OPTIONS = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf}  # infinite: exact search

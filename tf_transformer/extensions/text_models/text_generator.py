@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.search import OPTIONS, beam_search
@@ -17,10 +17,7 @@ from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import BadInput, Count, checked
 
-if TYPE_CHECKING:
-    import tensorflow as tf
-else:
-    tf = lazily("tensorflow", "a SavedModel")
+tf = lazily("tensorflow", "a SavedModel")
 
 
 class TextGenerator(Served):

@@ -3,7 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -19,10 +19,7 @@ from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import BadInput, Count, checked
 
-if TYPE_CHECKING:
-    import tensorflow as tf
-else:
-    tf = lazily("tensorflow", "a SavedModel")
+tf = lazily("tensorflow", "a SavedModel")
 
 
 class Label(NamedTuple):
