@@ -70,19 +70,20 @@ def model_name(text: str) -> str:
     return text
 
 
-def add_tfds_options(add: Callable[..., Any]) -> None:
-    """Adds the options of a TensorFlow Datasets corpus. `add` is the parser's add_argument."""
+def add_corpus_options(add: Callable[..., Any]) -> None:
+    """Adds the options of a parallel corpus and its tokenizer. `add` is the parser's add_argument."""
+    add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, one sentence per line, plain or .gz")
+    add("--skip-bad-lines", action="store_true", help="skip empty, over-long and invalid lines")
+    add("--filter", nargs="+", default=[], metavar="NAME", help="training pairs to drop: duplicates, identical")
     add("--tfds", metavar="NAME", help="TensorFlow Datasets corpus instead of --train, such as wmt14_translate/de-en")
     add("--languages", nargs=2, default=["en", "de"], metavar="XX", help="source and target language of --tfds (en de)")
     add("--tfds-dir", metavar="DIR", help="data directory of TensorFlow Datasets (its default)")
-
-
-def add_directions(add: Callable[..., Any]) -> None:
-    """Adds the options for `directed`."""
     add("--directions", metavar="FILE", help="train on several language pairs, one per line (docs/guides/languages.md)")
     temperature = "sample these language pairs in proportion to size to the power of 1/T (1)"
     add("--temperature", type=float, metavar="T", help=temperature)
     add_languages(add)
+    tokenizer = "use this tokenizer.model, such as a run's, instead of training one"
+    add("--tokenizer", type=as_path, dest="tokenizer_file", metavar="FILE", help=tokenizer)
 
 
 def directed(args: argparse.Namespace, model: Any, check: bool) -> tuple[Any, Any, Any]:

@@ -20,9 +20,7 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Parses and checks the options. Returns them, and those of Beam."""
     parser = command.options("prepare", __doc__)
     add = parser.add_argument
-    add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, one sentence per line, plain or .gz")
-    command.add_tfds_options(add)
-    command.add_directions(add)
+    command.add_corpus_options(add)
     add("--parquet", metavar="GLOB", help="Parquet files instead of --train, such as 'corpus/*.parquet'")
     add("--columns", nargs=2, metavar=("SOURCE", "TARGET"), help="columns of the Parquet files (source target)")
     add("--to", type=command.as_path, required=True, metavar="DIR", help="output directory")
@@ -30,12 +28,8 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     add("--from", dest="start", metavar="MODEL", help=start)
     add("--vocab-size", type=command.positive, metavar="N", help="size of the shared vocabulary (37,000)")
     command.add_vocabulary_kind(add)
-    tokenizer = "use this tokenizer.model, such as a run's, or another SentencePiece model"
-    add("--tokenizer", type=command.as_path, dest="tokenizer_file", metavar="FILE", help=tokenizer)
     sample = "number of sentences to train the tokenizer on (1,000,000)"
     add("--sample", type=command.positive, default=1_000_000, metavar="N", help=sample)
-    add("--skip-bad-lines", action="store_true", help="skip empty, over-long and invalid lines")
-    add("--filter", nargs="+", default=[], metavar="NAME[=VALUE]", help="pairs to drop: duplicates, identical")
     add_pipeline_options(parser.add_argument_group("many workers").add_argument)
     ours, beams = split_options(argv)
     args = parser.parse_args(ours)

@@ -22,22 +22,12 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     start = "fine-tune this model: a run, SavedModel or checkpoint, or a name on the Hub"
     add("--from", dest="start", metavar="MODEL", help=start)
     add = parser.add_argument_group("data").add_argument
-    add("--train", nargs=2, metavar=("SOURCE", "TARGET"), help="parallel text, one sentence per line, plain or .gz")
+    command.add_corpus_options(add)
+    prepared = "train on records of tf-transformer prepare, not on --train"
+    add("--prepared", type=command.as_path, metavar="DIR", help=prepared)
     dev = "dev set: SOURCE TARGET, or a share (0.02) or number (500) of the --train pairs"
     add("--dev", nargs="+", metavar="FILE", help=dev)
     add("--test", nargs=2, metavar=("SOURCE", "TARGET"), help="test set to score the result on (the dev set)")
-    add("--skip-bad-lines", action="store_true", help="skip empty, over-long and invalid lines")
-    tokenizer = "use this tokenizer.model instead of training one"
-    add("--tokenizer", type=command.as_path, dest="tokenizer_file", metavar="FILE", help=tokenizer)
-    add(
-        "--prepared",
-        type=command.as_path,
-        metavar="DIR",
-        help="train on records of tf-transformer prepare, not on --train",
-    )
-    command.add_tfds_options(add)
-    command.add_directions(add)
-    add("--filter", nargs="+", default=[], metavar="NAME", help="training pairs to drop: duplicates, identical")
     command.add_training_options(parser)
     command.add_search_options(parser, without=command.EXPORTS)
     args = parser.parse_args(argv)
