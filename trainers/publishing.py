@@ -199,13 +199,13 @@ def measured(run: Run, step: int, parameters: int) -> dict[str, Any]:
     """Returns the score from the end of training, if it belongs to these weights and not to an ensemble."""
     file, metric = run.path / "metrics.json", task_of(run.settings()["kind"]).metric.name
     metrics = read_json(file) if file.is_file() else {}
-    names = (metric.lower(), f"{metric.lower()}_signature", f"{metric.lower()}_text")
-    if (metrics.get("steps"), metrics.get("parameters")) != (step, parameters) or f"test_{names[0]}" not in metrics:
+    name = f"test_{metric.lower()}"
+    if (metrics.get("steps"), metrics.get("parameters")) != (step, parameters) or name not in metrics:
         return {}
+    kinds = {name: float, f"{name}_signature": str, f"{name}_text": str}
     with reading(file, "the scores of a run"):
-        kinds = dict(zip((f"test_{name}" for name in names), (float, str, str), strict=True))
         metrics = check_kinds(metrics, kinds)
     value, _, text = map(metrics.get, kinds)  # older runs have no text
     of_text = f", of {text}," if text else ""
     print(f"{metric} {value:.2f} in float32{of_text} at the end of training; --dev measures it here")
-    return {name: metrics[f"test_{name}"] for name in names if f"test_{name}" in metrics}
+    return {name.removeprefix("test_"): metrics[name] for name in kinds if name in metrics}

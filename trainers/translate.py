@@ -43,13 +43,12 @@ def main(argv: list[str] | None = None) -> None:
     add("--document", nargs="?", const=False, choices=FORMATS, metavar="FORMAT", help=what)
     add("--batch-size", type=positive, metavar="N", help="sentences per batch (32)")
     add_call_options(add)
-    bulk = parser.add_argument_group('many files, with Apache Beam (pip install "tf-transformer[beam]")')
-    bulk.add_argument("--input", nargs="+", metavar="GLOB", help="text files, plain or .gz, or patterns of their names")
-    pipelines.add_pipeline_options(bulk.add_argument)
-    bulk.add_argument("--lines", type=int, metavar="N", help="lines per output file (10000)")
-    size = "maximum batch size: rows times bytes of the longest (8192)"
-    bulk.add_argument("--batch-bytes", type=int, metavar="N", help=size)
-    bulk.add_argument("--gzip", action="store_true", default=None, help="compress the output")
+    add = parser.add_argument_group('many files, with Apache Beam (pip install "tf-transformer[beam]")').add_argument
+    add("--input", nargs="+", metavar="GLOB", help="text files, plain or .gz, or patterns of their names")
+    pipelines.add_pipeline_options(add)
+    add("--lines", type=int, metavar="N", help="lines per output file (10000)")
+    add("--batch-bytes", type=int, metavar="N", help="maximum batch size: rows times bytes of the longest (8192)")
+    add("--gzip", action="store_true", default=None, help="compress the output")
     ours, beams = pipelines.split_options(argv)
     args = parser.parse_intermixed_args(ours)
     if args.output == "":

@@ -174,9 +174,7 @@ class LanguageModel:
         beams = beams_of(n_best, options)
 
         def searched(columns: Sequence[Tensor]) -> Hypotheses:
-            prompts, length = columns
-            problem = self.problem(prompts, length, max_length, beams, end_id)
-            return beam_search(problem, n_best=n_best, **options)
+            return beam_search(self.problem(*columns, max_length, beams, end_id), n_best=n_best, **options)
 
         key = "search", max_length, n_best, end_id, *sorted(options.items())
         return self._continued(key, searched, self.padded(prompts, max_length), end_id)
@@ -205,9 +203,8 @@ class LanguageModel:
         """
 
         def sampled(columns: Sequence[Tensor]) -> Hypotheses:
-            prompts, length, uniforms = columns
-            problem = self.problem(prompts, length, max_length, 1, end_id)
-            return sample(problem, uniforms, temperature=temperature, k=k, p=p)
+            *ids, uniforms = columns
+            return sample(self.problem(*ids, max_length, 1, end_id), uniforms, temperature=temperature, k=k, p=p)
 
         uniforms = uniforms_of(seed, range(len(prompts)), max_length)
         key = "sample", max_length, temperature, k, p, end_id
@@ -244,14 +241,14 @@ class LanguageModel:
             if len(self._functions) >= MOST_FUNCTIONS:
                 self._functions.pop(next(iter(self._functions)))
             self._functions[key] = compiled(function, self.weights, **input_signature(columns))
-        ids, *others = (ops.convert_to_numpy(part).tolist() for part in self._functions[key](list(columns)))
+        columns = [ops.convert_to_numpy(part).tolist() for part in self._functions[key](list(columns))]
         return [
             [
                 Continuation([id for id in row[:length] if id != end_id], score, log_prob, finished)
                 for row, score, log_prob, length, finished in zip(*outputs, strict=True)
                 if score > NEG_INF / 2  # unused slots have NEG_INF
             ]
-            for outputs in zip(ids, *others, strict=True)
+            for outputs in zip(*columns, strict=True)
         ]
 
 
