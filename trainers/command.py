@@ -159,8 +159,7 @@ def add_training_options(parser: argparse.ArgumentParser, without: Iterable[str]
     without = "dev_sentences", "tokenizer", *without
     names = [field.name for field in dataclasses.fields(Recipe) if field.name not in without]
     add_fields(add, Recipe, names, RECIPES.values())
-    devices = "all, gpu:0,gpu:1, or cpu:2 for a trial (one device, or TF_CONFIG's workers)"
-    add("--devices", metavar="LIST", help=devices)
+    add("--devices", metavar="LIST", help="all, gpu:0,gpu:1, or cpu:2 for a trial (one device, or TF_CONFIG's workers)")
     cost = "estimate the cost and stop: measured here, or for devices such as 8x9.5"
     add("--dry-run", nargs="?", const=HERE, metavar="NxTFLOPS", help=cost)
     model = parser.add_argument_group("model").add_argument

@@ -21,8 +21,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--train", nargs="+", metavar="FILE", help="bracketed trees")
     add("--dev", nargs="+", metavar="FILE", help="dev set: bracketed trees")
     add("--test", nargs="+", metavar="FILE", help="test set to score the result on (the dev set)")
-    sections = "directory of wsj_NNNN.mrg: sections 2-21 to train, 22 as dev, 23 as test set"
-    add("--wsj", metavar="DIR", help=sections)
+    add("--wsj", metavar="DIR", help="directory of wsj_NNNN.mrg: sections 2-21 to train, 22 as dev, 23 as test set")
     add("--extra", nargs="+", metavar="FILE", help="additional training trees, made by a parser")
     add("--extra-ratio", type=float, default=1.0, metavar="R", help="number of --extra trees per --train tree (1.0)")
     add("--no-tags", dest="tags", action="store_false", help="learn XX for every word instead of its tag")
