@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from trainers.command import (
     EXPORTS,
@@ -18,7 +19,8 @@ from trainers.command import (
 
 def main(argv: list[str] | None = None) -> None:
     parser = options("train", __doc__, package="examples.multi30k")
-    add, files = parser.add_argument, {"nargs": 2, "metavar": ("SOURCE", "TARGET")}
+    add = parser.add_argument
+    files: dict[str, Any] = {"nargs": 2, "metavar": ("SOURCE", "TARGET")}
     add("--train", **files, required=True, help="parallel text, one sentence per line, plain or .gz")
     add("--dev", **files, required=True, help="dev set, to validate on")
     add("--test", **files, help="test set to score the result on (the dev set)")

@@ -68,8 +68,9 @@ def score(gold: "Tree", test: "Tree") -> Score:
     counts = [gold_tag not in PUNCTUATION for gold_tag, _ in tags]
     gold_brackets, test_brackets = brackets(gold, counts), brackets(test, counts)
     right_tags = sum(gold_tag == tag for (gold_tag, tag), count in zip(tags, counts, strict=True) if count)
-    sizes = [part.total() for part in (gold_brackets & test_brackets, gold_brackets, test_brackets)]
-    return Score(*sizes, int(len({*sizes}) == 1), right_tags, sum(counts), sentences=1)
+    matched, of_gold, of_test = (gold_brackets & test_brackets).total(), gold_brackets.total(), test_brackets.total()
+    complete = matched == of_gold == of_test
+    return Score(matched, of_gold, of_test, int(complete), right_tags, words=sum(counts), sentences=1)
 
 
 def brackets(tree: "Tree", counts: list[bool]) -> Counter[Any]:

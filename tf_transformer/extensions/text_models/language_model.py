@@ -174,7 +174,8 @@ class LanguageModel:
         beams = beams_of(n_best, options)
 
         def searched(columns: Sequence[Tensor]) -> Hypotheses:
-            return beam_search(self.problem(*columns, max_length, beams, end_id), n_best=n_best, **options)
+            ids, length = columns
+            return beam_search(self.problem(ids, length, max_length, beams, end_id), n_best=n_best, **options)
 
         key = "search", max_length, n_best, end_id, *sorted(options.items())
         return self._continued(key, searched, self.padded(prompts, max_length), end_id)
@@ -203,8 +204,9 @@ class LanguageModel:
         """
 
         def sampled(columns: Sequence[Tensor]) -> Hypotheses:
-            *ids, uniforms = columns
-            return sample(self.problem(*ids, max_length, 1, end_id), uniforms, temperature=temperature, k=k, p=p)
+            ids, length, uniforms = columns
+            problem = self.problem(ids, length, max_length, 1, end_id)
+            return sample(problem, uniforms, temperature=temperature, k=k, p=p)
 
         uniforms = uniforms_of(seed, range(len(prompts)), max_length)
         key = "sample", max_length, temperature, k, p, end_id
