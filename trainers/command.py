@@ -170,11 +170,6 @@ def add_training_options(parser: argparse.ArgumentParser, without: Iterable[str]
     add("--base", type=as_path, metavar="DIR", help="parent directory of all SavedModels (savedmodels)")
 
 
-def export_folder(options: dict[str, Any], run: Path) -> Path:
-    """Returns the directory of the SavedModel's versions, by --base and --name."""
-    return (options["base"] or Path("savedmodels")) / (options["name"] or run.absolute().resolve().name)
-
-
 def add_vocabulary_kind(add: Callable[..., Any]) -> None:
     """Adds the option of a `Recipe`'s `tokenizer`."""
     kinds = get_args(VocabularyKind)

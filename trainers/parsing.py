@@ -8,9 +8,8 @@ from pathlib import Path
 
 import tf_transformer as tt
 from tf_transformer.extensions.parsing import evalb, treebank
-from tf_transformer.serving import versions
 
-from .command import add_search_options, add_training_options, export_folder, load_backend, options, run_program
+from .command import add_search_options, add_training_options, load_backend, options, run_program
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -42,30 +41,27 @@ def main(argv: list[str] | None = None) -> None:
     on_tensorflow = load_backend() == "tensorflow"
     from tf_transformer.extensions.parsing.corpus import words_of, wsj
 
-    from . import costs
-    from .publishing import DEV, TEST, averaged, is_complete, plan_of, publish, record, search_of, show_plan
+    from . import costs, publishing
 
     # TensorFlow's devices can only be set before it computes anything.
     strategy = tt.distribution.strategy(args.devices)
-    config, recipe = plan_of(vars(args), "parsing")
-    search = search_of(vars(args))
+    config, recipe = publishing.plan_of(vars(args), "parsing")
+    search = publishing.search_of(vars(args))
     if args.dry_run is not None:
-        return show_plan(config, recipe, args.dry_run)
+        return publishing.show_plan(config, recipe, args.dry_run)
 
     # All input is checked before anything is written.
     folder = args.run or Path("runs") / args.preset
-    root = export_folder(vars(args), folder)
-    if on_tensorflow and tt.distribution.is_chief(strategy):
-        versions.next_version(root)
+    root = publishing.export_folder(vars(args), folder, strategy)
     train, dev, test = wsj(args.wsj) if args.wsj else (args.train, args.dev, args.test)
     corpus = tt.TreebankCorpus(train, dev, test, args.tags, args.extra or (), args.extra_ratio)
     gold, trees = treebank.read_trees(train), treebank.read_trees(test or dev)
 
     trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy)
     trainer.fit()
-    if not trainer.writes or is_complete(trainer):
+    if not trainer.writes or publishing.is_complete(trainer):
         return
-    learned = averaged(trainer, search)
+    learned = publishing.averaged(trainer, search)
     sources, _ = corpus.test or corpus.dev
     result = trainer.evaluate(translator=learned)["F1"]
     sample = gold[:: -(-len(gold) // 500)]
@@ -79,20 +75,17 @@ def main(argv: list[str] | None = None) -> None:
     print(f"without the grammar, {share} are not trees. Repaired, they have F1 {repaired.f1:.2f}")
     names = ("f1", "precision", "recall", "complete_match")
     metrics = {f"test_{name}": round(getattr(result, name), 2) for name in names}
-    metrics |= {"test_f1_text": TEST if test else DEV, "train_f1": round(train_result.f1, 2)}
+    metrics |= {"test_f1_text": publishing.TEST if test else publishing.DEV, "train_f1": round(train_result.f1, 2)}
     metrics |= {"ill_formed_without_grammar": round(ill_formed / len(trees), 4), "repaired_f1": round(repaired.f1, 2)}
     metrics |= {name: learned.options[name] for name in ("beam_size", "length_penalty")}
-    done = f"done in {(time.perf_counter() - began) / 60:.1f} minutes"
     if not on_tensorflow:
-        record(trainer.run, metrics, costs.parameters(config))
-        print(f"""{done}. An export takes the TensorFlow backend. There, run:
-  tf-transformer export --run {folder} --name {root.name}""")
-        return
+        publishing.record(trainer.run, metrics, costs.parameters(config))
+        return publishing.say_done(began, folder, root, None)
     export = learned.export(f1=metrics["test_f1"], f1_text=metrics["test_f1_text"])
-    saved = publish(trainer.run, export, root, metrics, sources[:3])
+    saved = publishing.publish(trainer.run, export, root, metrics, sources[:3])
     print(treebank.drawn(treebank.read_tree(learned(sources[0]))))
-    print(f"""{done}. Next:
-  echo "The cat sat on the mat ." | tf-transformer translate {saved}""")
+    example = f'  echo "The cat sat on the mat ." | tf-transformer translate {saved}'
+    publishing.say_done(began, folder, root, example)
 
 
 if __name__ == "__main__":

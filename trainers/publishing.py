@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import keras
 import numpy as np
 
+import tf_transformer as tt
 from tf_transformer import PRESETS, RECIPES, BadInput, Recipe, ToyCorpus, Trainer, TransformerConfig, Translator
 from tf_transformer.data.pairs import Texts
 from tf_transformer.decoding.search_options import MOST_BEAMS, SEARCH_OPTIONS, of_request
 from tf_transformer.inference.loading import trained
+from tf_transformer.serving import versions
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.tokenizer import FIRST_ID
 from tf_transformer.training.recipe import PAPER_STEPS, recipe_of
@@ -52,6 +54,14 @@ def changed(recipe: Recipe, options: dict[str, Any]) -> Recipe:
     if changes.keys() & {"steps", "epochs"}:
         changes = {"steps": None, "epochs": None} | changes
     return dataclasses.replace(recipe, **changes)
+
+
+def export_folder(options: dict[str, Any], run: Path, strategy: Any) -> Path:
+    """Returns the directory of the SavedModel's versions, by --base and --name, if a new one can be written to it."""
+    root: Path = (options["base"] or Path("savedmodels")) / (options["name"] or run.absolute().resolve().name)
+    if keras.backend.backend() == "tensorflow" and tt.distribution.is_chief(strategy):
+        versions.next_version(root)
+    return root
 
 
 def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
@@ -130,7 +140,7 @@ def language_facts(translator: Translator, languages: Sequence[str] | None) -> d
 
 def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examples: list[str]) -> Path:
     """Writes and checks the SavedModel, writes metrics.json, and prints what the SavedModel makes of the examples."""
-    from tf_transformer.serving import formats, savedmodel
+    from tf_transformer.serving import savedmodel
 
     print("writing the SavedModel ...", flush=True)
     export.describe(step=read_json(run.checkpoints()[-1] / "state.json")["step"])
@@ -145,6 +155,13 @@ def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examp
     for source, line in zip(examples, lines_in(io.BytesIO(process.stdout)), strict=True):
         print(f"  {source}\n    -> {line.decode()}")
     return saved
+
+
+def say_done(began: float, run: Path, root: Path, commands: str | None) -> None:
+    """Prints the time since `began`, and the next commands: by default, those of an export with another backend."""
+    export = f"  tf-transformer export --run {run} --name {root.name}"
+    title = "Next" if commands else "An export takes the TensorFlow backend. There, run"
+    print(f"done in {(time.perf_counter() - began) / 60:.1f} minutes. {title}:\n{commands or export}")
 
 
 def say_dtypes(path: Path, size: int, parameters: int) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import tf_transformer as tt
-from tf_transformer.serving import versions
 from tf_transformer.tokenizers.languages import LANGUAGES
 
 from . import command
@@ -70,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
     on_tensorflow = command.load_backend() == "tensorflow"
     from tf_transformer.models.families import load_tokenizer
 
-    from .publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
+    from . import publishing
 
     # TensorFlow's devices can only be set before it computes anything.
     strategy = tt.distribution.strategy(args.devices)
@@ -84,34 +83,27 @@ def main(argv: list[str] | None = None) -> None:
     tokenizer = load_tokenizer(args.tokenizer_file).with_languages(**languages) if args.tokenizer_file else None
     if vocabulary := tokenizer or (records.tokenizer if records and not start else None):
         choices["vocab_size"] = vocabulary.vocab_size
-    config, recipe = plan_of(choices, "translation")
-    search = search_of(vars(args))
+    config, recipe = publishing.plan_of(choices, "translation")
+    search = publishing.search_of(vars(args))
     if args.dry_run is not None:
-        return show_plan(config, recipe, args.dry_run)
+        return publishing.show_plan(config, recipe, args.dry_run)
 
     # All input is checked before anything is written.
     name = "finetuned" if start else args.preset if args.train or args.tfds or args.prepared else "demo"
     folder = args.run or Path("runs") / name
-    root = command.export_folder(vars(args), folder)
-    if on_tensorflow and tt.distribution.is_chief(strategy):
-        versions.next_version(root)
+    root = publishing.export_folder(vars(args), folder, strategy)
     corpus = corpus_of(args, records, *directions)
 
     trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy, start=start, tokenizer=tokenizer)
     trainer.fit()
-    if not trainer.writes or is_complete(trainer):
+    if not trainer.writes or publishing.is_complete(trainer):
         return
-    translator = averaged(trainer, search)
-    saved = score_and_publish(trainer, translator, root if on_tensorflow else None)
-    done = f"done in {(time.perf_counter() - began) / 60:.1f} minutes"
-    if not saved:
-        print(f"""{done}. An export takes the TensorFlow backend. There, run:
-  tf-transformer export --run {folder} --name {root.name}""")
-        return
-    print(f"""{done}. Next:
-  echo "{(corpus.test or corpus.dev)[0][0]}" | tf-transformer translate {saved}
+    translator = publishing.averaged(trainer, search)
+    saved = publishing.score_and_publish(trainer, translator, root if on_tensorflow else None)
+    commands = f"""  echo "{(corpus.test or corpus.dev)[0][0]}" | tf-transformer translate {saved}
   tensorboard --logdir {trainer.run.path / "logs"}
-  tf-transformer translation --help      # your own text: --train SOURCE TARGET --dev SOURCE TARGET""")
+  tf-transformer translation --help      # your own text: --train SOURCE TARGET --dev SOURCE TARGET"""
+    publishing.say_done(began, folder, root, commands if saved else None)
 
 
 def corpus_of(

@@ -10,7 +10,6 @@ from trainers.command import (
     add_training_options,
     as_path,
     chosen,
-    export_folder,
     load_tensorflow,
     options,
     run_program,
@@ -45,16 +44,15 @@ def main(argv: list[str] | None = None) -> None:
     from examples.multi30k.corpus import Methods, StagedCorpus
     from examples.multi30k.stages import StagedTrainer
     from examples.multi30k.teachers import learn_from_teachers
-    from tf_transformer.serving.formats import next_version
-    from trainers.publishing import averaged, is_complete, plan_of, score_and_publish, search_of, show_plan
+    from trainers import publishing
 
     # TensorFlow's devices can only be set before it computes anything.
     strategy = tt.distribution.strategy(args.devices)
-    config, recipe = plan_of(vars(args) | {"preset": "small"}, "translation")
+    config, recipe = publishing.plan_of(vars(args) | {"preset": "small"}, "translation")
     methods = Methods(**chosen(vars(args), [field.name for field in dataclasses.fields(Methods)]))
-    search = search_of(vars(args))
+    search = publishing.search_of(vars(args))
     if args.dry_run is not None:
-        show_plan(config, recipe, args.dry_run)
+        publishing.show_plan(config, recipe, args.dry_run)
         cost = "as much" if args.ensemble else f"{methods.bidirectional_steps:,} steps"
         if args.teachers:
             print(f"and {cost} for each of {len(args.teachers)} teachers")
@@ -62,16 +60,14 @@ def main(argv: list[str] | None = None) -> None:
 
     # All input is checked before anything is written.
     folder = args.run or Path("runs/small")
-    root = export_folder(vars(args), folder)
-    if tt.distribution.is_chief(strategy):
-        next_version(root)
+    root = publishing.export_folder(vars(args), folder, strategy)
     corpus = StagedCorpus.of(tt.TextCorpus(args.train, args.dev, args.test, args.skip_bad_lines), methods)
     model = StagedTrainer(folder, config, corpus, recipe, strategy=strategy)
     trainer = learn_from_teachers(model, args.teachers, args.ensemble, search) if args.teachers else model.learn()
-    if not trainer.writes or is_complete(trainer):
+    if not trainer.writes or publishing.is_complete(trainer):
         return
-    translator = averaged(trainer, search, args.teachers if args.ensemble else [])
-    score_and_publish(trainer, translator, root)
+    translator = publishing.averaged(trainer, search, args.teachers if args.ensemble else [])
+    publishing.score_and_publish(trainer, translator, root)
 
 
 if __name__ == "__main__":
