@@ -172,8 +172,7 @@ def add_training_options(parser: argparse.ArgumentParser, without: Iterable[str]
 
 def add_vocabulary_kind(add: Callable[..., Any]) -> None:
     """Adds the option of a `Recipe`'s `tokenizer`."""
-    kinds = get_args(VocabularyKind)
-    add("--vocab-kind", dest="tokenizer", choices=kinds, help="kind of vocabulary to learn (bpe)")
+    add("--vocab-kind", dest="tokenizer", choices=get_args(VocabularyKind), help="kind of vocabulary to learn (bpe)")
 
 
 def add_search_options(parser: argparse.ArgumentParser, more: Sequence[str] = (), without: Sequence[str] = ()) -> None:
@@ -185,8 +184,7 @@ def add_search_options(parser: argparse.ArgumentParser, more: Sequence[str] = ()
 
 def add_call_options(add: Callable[..., Any]) -> None:
     """Adds the options for `engine` and `of_calls`: search options and languages."""
-    names = [name for name in SEARCH_OPTIONS if name != "n_best"]
-    add_fields(add, SearchOptions, names, [], "the model's")
+    add_fields(add, SearchOptions, [name for name in SEARCH_OPTIONS if name != "n_best"], [], "the model's")
     add_languages(add)
 
 

@@ -84,8 +84,7 @@ def main(argv: list[str] | None = None) -> None:
     export = learned.export(f1=metrics["test_f1"], f1_text=metrics["test_f1_text"])
     saved = publishing.publish(trainer.run, export, root, metrics, sources[:3])
     print(treebank.drawn(treebank.read_tree(learned(sources[0]))))
-    example = f'  echo "The cat sat on the mat ." | tf-transformer translate {saved}'
-    publishing.say_done(began, folder, root, example)
+    publishing.say_done(began, folder, root, f'  echo "The cat sat on the mat ." | tf-transformer translate {saved}')
 
 
 if __name__ == "__main__":

@@ -78,8 +78,7 @@ def show_plan(config: TransformerConfig, recipe: Recipe, devices: str) -> None:
     if devices != HERE:
         return
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(Path(folder) / "run", config, ToyCorpus(), recipe)
-        model = trainer.make_model(steps=4)
+        model = Trainer(Path(folder) / "run", config, ToyCorpus(), recipe).make_model(steps=4)
     rows = -(-min(recipe.batch_tokens, MEASURED_TOKENS) // costs.LENGTH)
     ids = np.random.default_rng(0).integers(FIRST_ID, config.vocab_size, (3 * rows, costs.LENGTH), "int32")
     model.fit((ids[:rows], ids[:rows]), ids[:rows], batch_size=rows, verbose=0, shuffle=False)  # compiles

@@ -27,8 +27,7 @@ def mbr(hypotheses: Iterable[Outputs], metric: PairMetric = "chrF") -> list[str]
         hypotheses: Samples or n best outputs for each text: strings, hypotheses, or "n_best" of the program's JSON.
         metric: "chrF", or a function of outputs and references, lists of the same length, that returns scores.
     """
-    rows = map(_texts, hypotheses)
-    return [texts[int(_scores(metric, texts, texts).mean(axis=1).argmax())] for texts in rows]
+    return [texts[int(_scores(metric, texts, texts).mean(axis=1).argmax())] for texts in map(_texts, hypotheses)]
 
 
 @checked
@@ -66,8 +65,7 @@ def rerank(
             raise BadInput(f"reverse: expected a log-probability for each output, got {score} for {shown(one.text)}")
         return one._replace(score=total)
 
-    pairs = zip(results, scores, strict=True)
-    rows = [(result, map(channel, result.hypotheses, row)) for result, row in pairs]
+    rows = [(result, map(channel, result.hypotheses, row)) for result, row in zip(results, scores, strict=True)]
     return [result._replace(hypotheses=tuple(sorted(row, key=lambda one: -one.score))) for result, row in rows]
 
 

@@ -305,8 +305,7 @@ class Preparation:
         tokenizer = _tokenizer(self.folder / "tokenizer.model", os.stat(self.folder / "tokenizer.model").st_mtime_ns)
         duplicates = set(np.frombuffer(b"".join(drops), "u4").tolist())
         options = self.source.symbols, lambda row: row[0] - part.first - 1 in duplicates, dropped
-        segments = self.source.segments(part)
-        kept = ((languages, self.filters.kept(rows, *options)) for languages, rows in segments)
+        kept = ((languages, self.filters.kept(rows, *options)) for languages, rows in self.source.segments(part))
         ids = tokenized(self.source.encoded(tokenizer, kept), self.max_length, tokenizer.vocab_size)
         lengths = np.bincount(ids.lengths(), minlength=self.max_length + 1).tolist()
         metadata = {"shard": folder.name, "lengths": lengths, "tokens": list(ids.tokens()), "filtered": dropped}

@@ -95,8 +95,7 @@ def translated(engine: Engine, text: str, options: Mapping[str, Any]) -> dict[st
     spans = marked.sentences(sentences_in(str(language)))
     sources = [text[start:end] for start, end in spans]
     translations = engine.document(sources, sentences=lambda line: [line], **options)
-    between = marked.between(spans, translations)
-    return {"sources": sources, "translations": translations, "between": between}
+    return {"sources": sources, "translations": translations, "between": marked.between(spans, translations)}
 
 
 def read_request(model: ServedModel, content: Mapping[str, Any], limits: Limits) -> tuple[str, dict[str, tf.Tensor]]:

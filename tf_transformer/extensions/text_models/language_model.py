@@ -205,8 +205,7 @@ class LanguageModel:
 
         def sampled(columns: Sequence[Tensor]) -> Hypotheses:
             ids, length, uniforms = columns
-            problem = self.problem(ids, length, max_length, 1, end_id)
-            return sample(problem, uniforms, temperature=temperature, k=k, p=p)
+            return sample(self.problem(ids, length, max_length, 1, end_id), uniforms, temperature=temperature, k=k, p=p)
 
         uniforms = uniforms_of(seed, range(len(prompts)), max_length)
         key = "sample", max_length, temperature, k, p, end_id
