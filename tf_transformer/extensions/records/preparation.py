@@ -185,10 +185,9 @@ class Preparation:
         """
         before = {*self.folder.iterdir()} if self.folder.exists() else set()
         # `begin` removes shards of an unfinished start, so a folder with files of others must not pass for one.
-        if self.folder / "records.json" not in before:
-            for path in before:
-                if not LEFTOVERS.fullmatch(path.name):
-                    raise BadInput(f"{self.folder}: expected records or an empty folder, found {path.name} in it")
+        others = [path.name for path in before if not LEFTOVERS.fullmatch(path.name)]
+        if others and self.folder / "records.json" not in before:
+            raise BadInput(f"{self.folder}: expected records or an empty folder, found {others[0]} in it")
         if self.folder in (held := HELD.get()):
             yield
             return

@@ -1,6 +1,5 @@
 """Prepared records: a tokenized corpus on disk in shards, for corpora larger than memory."""
 
-import collections
 import functools
 import os
 from pathlib import Path
@@ -62,10 +61,8 @@ class Records(TokenizedSource):
     @property
     def filtered(self) -> dict[str, int]:
         """Number of pairs that each filter dropped."""
-        counts: collections.Counter[str] = collections.Counter()
-        for shard in self.shards:
-            counts.update(shard["filtered"])
-        return dict(counts)
+        names = dict.fromkeys(name for shard in self.shards for name in shard["filtered"])
+        return {name: sum(shard["filtered"].get(name, 0) for shard in self.shards) for name in names}
 
     def describe(self) -> dict[str, Any]:
         """Identifies the corpus, like `Source.describe`, by the checksums in records.json."""

@@ -12,6 +12,7 @@ from tf_transformer.decoding.decoder import AppendedKeyValue, FixedKeyValue, InP
 from tf_transformer.decoding.primitives import NEG_INF, ON_TENSORFLOW, compiled, gather, input_signature, rounded, size
 from tf_transformer.decoding.search import OPTIONS, Decoder, Fixed, SearchProblem, beam_search
 from tf_transformer.decoding.search_options import SearchOptions
+from tf_transformer.decoding.text_model import padded
 from tf_transformer.extensions.text_models.sampling import sample, uniforms_of
 from tf_transformer.layers import DecoderCache, DecoderLayer, KeyValue, PositionalEmbedding
 from tf_transformer.masks import PAD_ID, causal_mask
@@ -228,9 +229,7 @@ class LanguageModel:
                 f"prompts: expected at most {table} learned positions for prompt and continuation, "
                 f"got {longest:,} + {max_length:,}. Shorten the prompts or lower max_length"
             )
-        ids = np.full((len(rows), rounded(longest, 2, table or None)), PAD_ID, np.int32)
-        for i, row in enumerate(rows):
-            ids[i, : len(row)] = row
+        ids = padded([row.tolist() for row in rows], rounded(longest, 2, table or None))
         return ids, np.array(list(map(len, rows)), np.int32)
 
     def _continued(

@@ -10,6 +10,7 @@ import numpy as np
 from keras import tree
 
 from tf_transformer.decoding.primitives import require_tensorflow
+from tf_transformer.decoding.text_model import padded
 from tf_transformer.extensions.words import split_words
 from tf_transformer.inference.engine import strings_in
 from tf_transformer.masks import PAD_ID
@@ -213,10 +214,8 @@ class TextModel(Served):
 
     def _outputs(self, rows: Sequence[EncodedText]) -> Any:
         """Returns the model's outputs as NumPy arrays, floats in float32."""
-        ids = np.full((len(rows), max(len(row.ids) for row in rows)), PAD_ID, np.int32)
-        for i, row in enumerate(rows):
-            ids[i, : len(row.ids)] = row.ids
-        outputs = tree.map_structure(_in_float32, self.model(keras.ops.convert_to_tensor(ids), training=False))
+        ids = keras.ops.convert_to_tensor(padded([row.ids for row in rows]))
+        outputs = tree.map_structure(_in_float32, self.model(ids, training=False))
         return tree.map_structure(keras.ops.convert_to_numpy, outputs)
 
     def signatures(self) -> dict[str, Callable[[Tensor], Any]]:
