@@ -22,7 +22,7 @@ from tf_transformer.inference.engine import Engine, TranslationResult, warn_of_t
 from tf_transformer.training.recipe import RECIPES, Recipe
 from tf_transformer.utils.files import lines_of, user_path
 from tf_transformer.utils.folders import find_saved_model, needs_no_tensorflow
-from tf_transformer.utils.terminal import Progress, TrainingInterrupted, quiet_import, quiet_stderr
+from tf_transformer.utils.terminal import Progress, quiet_import, quiet_stderr
 from tf_transformer.utils.type_names import VocabularyKind
 from tf_transformer.utils.values import Positive, convert, documentation, plain_type
 
@@ -280,12 +280,9 @@ def run_program(main: Callable[[], None]) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     except BrokenPipeError:
         sys.exit(141)  # the shell's status for a process that SIGPIPE ended
-    except TrainingInterrupted as error:
-        print(f"\n{error}; start it again with the same options to resume", file=sys.stderr)
-        sys.exit(128 + error.number)  # the shell's status for a process that the signal ended
-    except KeyboardInterrupt:
-        print("\nstopped; start it again with the same options to resume", file=sys.stderr)
-        sys.exit(130)
+    except KeyboardInterrupt as error:  # a `TrainingInterrupted` has a message and the signal's number
+        print(f"\n{str(error) or 'stopped'}; start it again with the same options to resume", file=sys.stderr)
+        sys.exit(128 + getattr(error, "number", signal.SIGINT))  # the shell's status for a process that it ended
     except (BadInput, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
