@@ -94,6 +94,7 @@ def processes(workers: int, log: Path, progress: Callable[[], str]) -> Iterator[
     if workers == 1:
         yield one_by_one
         return
+    # Not "fork", which copies none of the threads that TensorFlow may have started.
     pool = concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (log,))
     children = dict[int | None, multiprocessing.process.BaseProcess]()
 

@@ -232,6 +232,7 @@ class Parser(Immutable, Engine):
             plain = tf.strings.regex_replace(plain, name, bracket)
         pieces = words.with_flat_values(self.tokenizer.tokenize(plain))  # [B, None, None]
         by_word = pieces.values
+        # A word of which the normalization leaves nothing still needs a first subword, for its place in the tree.
         unknown = tf.fill([by_word.nrows(), 1], UNKNOWN_ID)
         firsts = pieces.with_values(tf.concat([by_word, unknown], axis=1)[:, :1].flat_values)
         sizes = tf.maximum(tf.cast(by_word.row_lengths(), tf.int32), 1)
