@@ -30,7 +30,7 @@ HERE = "here"  # the device of --dry-run without a value
 CONFIG_OPTIONS = ("vocab_size", "dropout", "num_layers", "num_decoder_layers")
 EXPORTS = ("extra_length", "max_source_length")  # search options of `tf-transformer export`, not of training
 METAVARS = {int: "N", float: "X", str: "WORD"}
-COLUMNS = "LANGUAGE LANGUAGE SOURCE TARGET [DEV_SOURCE DEV_TARGET] [WEIGHT]"  # of a file of --directions
+COLUMNS = "LANGUAGE LANGUAGE SOURCE TARGET [DEV_SOURCE DEV_TARGET] [WEIGHT]"  # in a file of --directions
 
 
 def options(
@@ -129,7 +129,7 @@ def directed(args: argparse.Namespace, model: Any, check: bool) -> tuple[Any, An
 
 
 def number_in(text: str) -> float | str:
-    """Returns the number that a text spells, or the text, if it is none."""
+    """Converts a text to a number, if it is one."""
     try:
         return float(text)
     except ValueError:

@@ -146,7 +146,7 @@ def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examp
     saved = formats.publish(lambda path: savedmodel.save_export(export, path, checked=True), root)
     record(run, metrics, export.metadata["parameters"])
     print(f"saved {saved}. A fresh process loads it and translates:", flush=True)
-    # This process has the Keras model, and would not notice what the SavedModel lacks.
+    # Not in this process, whose Keras model could hide what is missing from the SavedModel.
     command = [sys.executable, "-m", f"{__package__}.translate", str(saved)]
     lines = b"".join(encoded(one_line(text)) + b"\n" for text in examples)
     process = subprocess.run(command, input=lines, capture_output=True)
