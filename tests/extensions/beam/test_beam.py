@@ -58,6 +58,7 @@ def model(saved, plain):
 def loaded(model, monkeypatch):
     """Workers take it instead of loading it."""
     monkeypatch.setattr(translation.Handler, "load_model", lambda self: model)
+    monkeypatch.setattr(shards, "Model", lambda method: model)
 
 
 COLLECTED = []
