@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import tf_transformer as tt
-from tf_transformer.inference import loading
 from tf_transformer.utils.files import lines_in
 
 from .command import as_path, load_backend, options, positive, run_program
@@ -38,13 +37,15 @@ def main(argv: list[str] | None = None) -> None:
     page = args.html or (None if args.png else PAGE)
     sentences = args.sentences or [line.decode("utf-8", "replace") for line in lines_in(sys.stdin.buffer)]
     load_backend()
+    from tf_transformer.inference.loading import trained
+
     if not sentences:
         raise tt.BadInput("expected a sentence, got none")
     targets = args.target or [None] * len(sentences)
     if len(targets) != len(sentences):
         raise tt.BadInput(f"--target: expected one for each of {len(sentences)} sentences, got {len(targets)}")
 
-    model = loading.trained(args.model)
+    model = trained(args.model)
     pairs = []
     for number, (sentence, target) in enumerate(zip(sentences, targets, strict=True), 1):
         try:

@@ -21,7 +21,6 @@ from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, Se
 from tf_transformer.inference.engine import Engine, TranslationResult, warn_of_truncated
 from tf_transformer.training.recipe import RECIPES, Recipe
 from tf_transformer.utils.files import lines_of, user_path
-from tf_transformer.utils.folders import find_saved_model, needs_no_tensorflow
 from tf_transformer.utils.terminal import Progress, quiet_import, quiet_stderr
 from tf_transformer.utils.type_names import VocabularyKind
 from tf_transformer.utils.values import Positive, convert, documentation, plain_type
@@ -220,6 +219,8 @@ def load_backend() -> str:
 
 def engine(model: str | Path, options: dict[str, Any], **more: Any) -> Engine:
     """Opens a model by `tt.load`, with those of `add_call_options` that belong to the model and not to a call."""
+    from tf_transformer.utils.folders import find_saved_model, needs_no_tensorflow
+
     if "://" in str(model) or find_saved_model(model):
         load_tensorflow()
     elif not needs_no_tensorflow(model):  # LiteRT and ONNX need neither TensorFlow nor Keras

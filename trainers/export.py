@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import tf_transformer as tt
-from tf_transformer.inference.loading import trained
-from tf_transformer.serving import versions
 from tf_transformer.serving.formats import Format, format_of, formats
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.training.recipe import Recipe
-from tf_transformer.utils.reading import made_of, read_json
 
 from .command import add_search_options, as_path, chosen, load_backend, model_name, options, positive, run_program
 
@@ -77,6 +74,7 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Format, dict[
 def main(argv: list[str] | None = None) -> None:
     args, format, fixed = arguments(argv)
     load_backend()
+    from tf_transformer.serving import versions
     from tf_transformer.training.run import Run
     from tf_transformer.utils.folders import size_of
 
@@ -118,7 +116,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def load(args: argparse.Namespace, settings: dict[str, Any]) -> Any:
     """Loads the averaged runs or the checkpoint in float32, and prints which."""
+    from tf_transformer.inference.loading import trained
     from tf_transformer.training.run import Run
+    from tf_transformer.utils.reading import made_of
 
     from .publishing import search_of
 
@@ -140,6 +140,7 @@ def metadata_of(
     """Returns the export's metadata: step, score, languages and license. Scores it on `dev` if there is one."""
     from tf_transformer.data.corpus import languages_of
     from tf_transformer.training.run import Run
+    from tf_transformer.utils.reading import read_json
 
     from .publishing import DEV, language_facts, measured, scores_of
 

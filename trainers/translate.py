@@ -15,7 +15,6 @@ from typing import Any, Literal
 import tf_transformer as tt
 from tf_transformer.extensions.documents.document import FORMATS, decoded
 from tf_transformer.utils.files import lines_in, lines_of, open_text, user_path, write_text
-from tf_transformer.utils.folders import model_folder
 
 from . import pipelines
 from .command import add_call_options, answered, chosen, engine, of_calls, options, positive, run_program
@@ -141,6 +140,7 @@ def write_lines(output: str, lines: Iterable[str]) -> None:
 def translate_files(args: argparse.Namespace, beams: list[str], ending: str) -> None:
     """Translates many files into shards, and keeps existing ones."""
     from tf_transformer.extensions.beam.shards import translate_shard
+    from tf_transformer.utils.folders import model_folder
 
     pipelines.check_options(args.workers, args.runner, beams)
     threads = None if args.runner else pipelines.threads_of_a_worker(args.workers)
