@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     page = args.html or (None if args.png else PAGE)
     sentences = args.sentences or [line.decode("utf-8", "replace") for line in lines_in(sys.stdin.buffer)]
     load_backend()
-    from tf_transformer.inference.loading import trained
+    from tf_transformer.inference.translator import trained
 
     if not sentences:
         raise tt.BadInput("expected a sentence, got none")

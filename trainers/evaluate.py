@@ -6,8 +6,7 @@ Paired bootstrap compares each translation with the first one.
 from typing import get_args
 
 import tf_transformer as tt
-from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS
 from tf_transformer.utils.files import write_text
 from tf_transformer.utils.type_names import MetricName
 

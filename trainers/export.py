@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import tf_transformer as tt
+from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.serving.formats import Format, format_of, formats
-from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.training.recipe import Recipe
 
 from .command import add_search_options, as_path, chosen, load_backend, model_name, options, positive, run_program
@@ -74,7 +74,7 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Format, dict[
 def main(argv: list[str] | None = None) -> None:
     args, format, fixed = arguments(argv)
     load_backend()
-    from tf_transformer.serving import versions
+    from tf_transformer.serving.formats import next_version, publish
     from tf_transformer.training.run import Run
     from tf_transformer.utils.folders import size_of
 
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
 
     # All input is checked before anything is computed.
     folder = (args.base or Path(format.base)) / args.name
-    unused = versions.next_version(folder)
+    unused = next_version(folder)
     if args.version and (path := unused.with_name(str(args.version))).exists():
         raise tt.BadInput(f"--version: expected a new one, but {path} exists")
     run = Run(args.run[0]) if args.run else None
@@ -105,8 +105,8 @@ def main(argv: list[str] | None = None) -> None:
         dtype = None if args.dtype == "float32" else args.dtype  # `None` is the model's dtype
         format.save(float32, path, dtype, checked=not args.no_check, **fixed, **metadata)
 
-    path = versions.publish(save, folder, args.version)
-    size, weights = versions.size_of(path), versions.size_of(path / "variables")
+    path = publish(save, folder, args.version)
+    size, weights = size_of(path), size_of(path / "variables")
     share = f", {weights:,} of them weights" if weights else ""
     seconds = time.monotonic() - began
     print(f"published {path}: {format.title}, {args.dtype}, {size:,} bytes{share}, in {seconds:.0f} s")
@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def load(args: argparse.Namespace, settings: dict[str, Any]) -> Any:
     """Loads the averaged runs or the checkpoint in float32, and prints which."""
-    from tf_transformer.inference.loading import trained
+    from tf_transformer.inference.translator import trained
     from tf_transformer.training.run import Run
     from tf_transformer.utils.reading import made_of
 

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import tf_transformer as tt
-from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.utils.files import user_path
 
 from . import command

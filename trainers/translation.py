@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tf_transformer as tt
-from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.decoding.search_options import LANGUAGES
 
 from . import command
 

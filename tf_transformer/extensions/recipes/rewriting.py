@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.pairs import Languages, Part, Row, Source
-from tf_transformer.data.sources import Wrapper
+from tf_transformer.data.sources import Languages, Part, Row, Source, Wrapper
 from tf_transformer.data.text_files import line_problem
 from tf_transformer.extensions.documents.marked import DENSE, PLACEHOLDER
 from tf_transformer.utils.files import encoded, lines_of

@@ -1,7 +1,6 @@
 """All sources of pairs: those of the core, Parquet, TensorFlow Datasets, and several sources together."""
 
-from tf_transformer.data.pairs import Part, Source
-from tf_transformer.data.sources import Composite, HeldOut, MemorySource, TextSource, Wrapper
+from tf_transformer.data.sources import Composite, HeldOut, MemorySource, Part, Source, TextSource, Wrapper
 from tf_transformer.extensions.sources.combined import DirectedSource, JoinedSource, TaggedSource, temperature_weights
 from tf_transformer.extensions.sources.parquet import ParquetSource
 from tf_transformer.extensions.sources.tfds import TfdsSource
