@@ -198,7 +198,7 @@ class Checkpoint:
         model.build()
         with reading(file, f"the weights of {self.kind}"):
             weights = Assignment(tensors)
-            weights.stacks(model)
+            weights.layers(model)
             # The file has one table under one or several of these names.
             names, rows = TABLES, self.target.rows
             if not self.shared:

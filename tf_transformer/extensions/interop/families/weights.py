@@ -108,48 +108,25 @@ def check_rows(x: np.ndarray, rows: list[int]) -> None:
         raise BadInput(f"expected a row for each of vocab_size={size} tokens, got {len(x)}")
 
 
-class Layout:
-    """A walk through a model that calls `assign` with each variable and its name in `transformers`.
-
-    The argument `change` of `assign` converts the variable's value to the named tensor and back.
-    """
-
-    assign: Callable[..., None]
-
-    def linear(self, layer: keras.layers.Layer, name: str) -> None:
-        # Keras's kernels are [in, out], PyTorch's [out, in].
-        self.assign(layer.kernel, f"{name}.weight", np.transpose)
-        self.assign(layer.bias, f"{name}.bias")
-
-    def norm(self, layer: keras.layers.Layer, name: str) -> None:
-        self.assign(layer.gamma, f"{name}.weight")
-        self.assign(layer.beta, f"{name}.bias")
-
-    def attention(self, layer: keras.layers.Layer, name: str) -> None:
-        self.linear(layer.query_projection, f"{name}.q_proj")
-        self.linear(layer.key_projection, f"{name}.k_proj")
-        self.linear(layer.value_projection, f"{name}.v_proj")
-        self.linear(layer.output_projection, f"{name}.out_proj")
-
-    def stacks(self, model: Transformer) -> None:
-        sides: dict[str, list[Any]] = {"encoder": model.encoder_layers, "decoder": model.decoder_layers}
-        for side, layers in sides.items():
-            for i, layer in enumerate(layers):
-                name = f"model.{side}.layers.{i}"
-                self.attention(layer.self_attention, f"{name}.self_attn")
-                self.norm(layer.self_attention_norm.norm, f"{name}.self_attn_layer_norm")
-                if side == "decoder":
-                    self.attention(layer.cross_attention, f"{name}.encoder_attn")
-                    self.norm(layer.cross_attention_norm.norm, f"{name}.encoder_attn_layer_norm")
-                self.linear(layer.feed_forward.hidden, f"{name}.fc1")
-                self.linear(layer.feed_forward.output_projection, f"{name}.fc2")
-                self.norm(layer.feed_forward_norm.norm, f"{name}.final_layer_norm")
+def layers_of(model: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the dense layers and normalizations of both stacks: name in `transformers`, layer, and its attention."""
+    for side in ("encoder", "decoder"):
+        for i, layer in enumerate(getattr(model, f"{side}_layers")):
+            name = f"model.{side}.layers.{i}"
+            for kind, ours in (("self_attn", "self_attention"), ("encoder_attn", "cross_attention")):
+                if (attention := getattr(layer, ours, None)) is not None:
+                    for part in ("query", "key", "value"):
+                        yield f"{name}.{kind}.{part[0]}_proj", getattr(attention, f"{part}_projection"), attention
+                    yield f"{name}.{kind}.out_proj", attention.output_projection, attention
+                    yield f"{name}.{kind}_layer_norm", getattr(layer, f"{ours}_norm").norm, None
+            yield f"{name}.fc1", layer.feed_forward.hidden, None
+            yield f"{name}.fc2", layer.feed_forward.output_projection, None
+            yield f"{name}.final_layer_norm", layer.feed_forward_norm.norm, None
         if model.config.norm_first:
-            self.norm(model.encoder_norm, "model.encoder.layer_norm")
-            self.norm(model.decoder_norm, "model.decoder.layer_norm")
+            yield f"model.{side}.layer_norm", getattr(model, f"{side}_norm"), None
 
 
-class Assignment(Layout):
+class Assignment:
     """Assigns a checkpoint's tensors to a model's variables, each once."""
 
     def __init__(self, tensors: Readers) -> None:
@@ -161,11 +138,18 @@ class Assignment(Layout):
             raise BadInput(f"expected a tensor {name}, found none")
         return self.left.pop(name)()
 
-    def assign(self, variable: Any, name: str, change: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> None:
-        value = change(self.take(name))
-        if value.shape != variable.shape:
-            raise BadInput(f"{name}: expected shape {tuple(variable.shape)} (as used here), got {value.shape}")
-        variable.assign(np.asarray(value, "float32"))
+    def layers(self, model: Transformer) -> None:
+        """Assigns the weights of encoder and decoder."""
+        for name, layer, _ in layers_of(model):
+            is_norm = isinstance(layer, keras.layers.LayerNormalization)
+            variables = (layer.gamma, layer.beta) if is_norm else (layer.kernel, layer.bias)
+            for leaf, variable in zip(("weight", "bias"), variables, strict=True):
+                # Keras's kernels are [in, out], PyTorch's [out, in].
+                value = self.take(f"{name}.{leaf}").T
+                if value.shape != variable.shape:
+                    shape = tuple(variable.shape)
+                    raise BadInput(f"{name}.{leaf}: expected shape {shape} (as used here), got {value.shape}")
+                variable.assign(np.asarray(value, "float32"))
 
     def table(self, variable: keras.Variable, names: list[str], rows: list[int]) -> None:
         """Assigns rows of an embedding table that the file has under one or several of these names."""
@@ -202,40 +186,40 @@ def _assign_in_place(variable: keras.Variable, blocks: Iterator[np.ndarray]) -> 
     return True
 
 
-class Collection(Layout):
-    """Collects a model's variables as tensors in float32.
+def tensors_of(model: Transformer) -> dict[str, np.ndarray]:
+    """Returns the weights of encoder and decoder in float32, by their names in `transformers`.
 
     Missing biases become zeros. Heads that are narrower than d_model / num_heads are padded with zeros, and queries
     multiplied to compensate for the other divisor of the scores.
     """
+    tensors: dict[str, np.ndarray] = {}
+    for name, layer, attention in layers_of(model):
+        if isinstance(layer, keras.layers.LayerNormalization):
+            weight, bias = float32(layer.gamma), float32(layer.beta)
+        else:
+            weight = float32(layer.kernel).T
+            bias = float32(layer.bias) if layer.use_bias else np.zeros(layer.units, "float32")
+        if attention is not None:
+            heads, output = attention.num_heads, attention.output_projection
+            width, rest = divmod(output.units, heads)
+            d_k, d_v = attention.query_projection.units // heads, attention.value_projection.units // heads
+            if rest or max(d_k, d_v) > width:
+                raise BadInput(
+                    f"{attention.path}: expected heads of at most d_model / num_heads={width} numbers for "
+                    f"`transformers`, got num_heads={heads}, d_k={d_k}, d_v={d_v}"
+                )
+            if layer is output:
+                weight = widen(weight.T, heads, width).T
+            else:
+                weight, bias = widen(weight, heads, width), widen(bias, heads, width)
+            if layer is attention.query_projection:
+                weight, bias = weight * (width / d_k) ** 0.5, bias * (width / d_k) ** 0.5
+        tensors |= {f"{name}.weight": weight, f"{name}.bias": bias}
+    return tensors
 
-    def __init__(self) -> None:
-        self.tensors: dict[str, np.ndarray] = {}
 
-    def assign(self, variable: Any, name: str, change: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> None:
-        self.tensors[name] = change(np.asarray(keras.ops.convert_to_numpy(variable), "float32"))
-
-    def linear(self, layer: keras.layers.Layer, name: str) -> None:
-        self.assign(layer.kernel, f"{name}.weight", np.transpose)
-        self.assign(layer.bias if layer.use_bias else np.zeros(layer.units), f"{name}.bias")
-
-    def attention(self, layer: keras.layers.Layer, name: str) -> None:
-        super().attention(layer, name)
-        heads, tensors = layer.num_heads, self.tensors
-        width, rest = divmod(layer.output_projection.units, heads)
-        d_k, d_v = layer.query_projection.units // heads, layer.value_projection.units // heads
-        if rest or max(d_k, d_v) > width:
-            raise BadInput(
-                f"{layer.path}: expected heads of at most d_model / num_heads={width} numbers for `transformers`, got "
-                f"num_heads={heads}, d_k={d_k}, d_v={d_v}"
-            )
-        for projection in ("q_proj", "k_proj", "v_proj"):
-            for leaf in ("weight", "bias"):
-                tensor = f"{name}.{projection}.{leaf}"
-                tensors[tensor] = widen(tensors[tensor], heads, width)
-                if projection == "q_proj" and d_k < width:
-                    tensors[tensor] *= (width / d_k) ** 0.5
-        tensors[f"{name}.out_proj.weight"] = widen(tensors[f"{name}.out_proj.weight"].T, heads, width).T
+def float32(variable: Any) -> np.ndarray:
+    return np.asarray(keras.ops.convert_to_numpy(variable), "float32")
 
 
 def widen(weight: np.ndarray, num_heads: int, width: int) -> np.ndarray:

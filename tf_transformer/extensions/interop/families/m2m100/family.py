@@ -22,7 +22,7 @@ from tf_transformer.extensions.interop.families.checkpoint import (
 from tf_transformer.extensions.interop.families.m2m100.model import M2M100Config, M2M100Transformer
 from tf_transformer.extensions.interop.families.m2m100.tokenizer import IDS, PIECES, M2M100Tokenizer
 from tf_transformer.extensions.interop.families.pieces import VOCABULARY
-from tf_transformer.extensions.interop.families.weights import Collection
+from tf_transformer.extensions.interop.families.weights import float32, tensors_of
 from tf_transformer.models.families import Contents, Family
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID, engine_of
 from tf_transformer.utils.reading import check_kinds, read_bytes
@@ -182,16 +182,13 @@ def write(translator: TextModel) -> Contents:
     # An earlier version trained it.
     if keras.ops.convert_to_numpy(model.embedding.logits_bias)[EOS_ID:].any():
         raise BadInput("logits_bias: expected zeros, since M2M100's logits have no bias, got others")
-    weights, table = Collection(), TABLES[0]
-    weights.stacks(model)
-    weights.assign(model.embedding.embeddings, table)
+    tensors, table = tensors_of(model), float32(model.embedding.embeddings)
     control_ids, (of_layers, search, of_tokens) = dict[str, Any](CONTROL_IDS), settings_of(translator)
-    if not np.array_equal(*weights.tensors[table][[BOS_ID, EOS_ID]]):
+    if not np.array_equal(*table[[BOS_ID, EOS_ID]]):
         control_ids["decoder_start_token_id"] = len(rows)
         search |= {"suppress_tokens": [len(rows)], "renormalize_logits": True}
         new_ids[BOS_ID] = len(rows)
         rows.append(BOS_ID)
-    weights.tensors[table] = weights.tensors[table][rows]
     languages = {code: new_ids[id] for code, id in tokenizer.description["ids"].items()}
     if target := tokenizer.description["target_language"]:
         search["forced_bos_token_id"] = languages[target]
@@ -202,7 +199,7 @@ def write(translator: TextModel) -> Contents:
         "generation_config.json": search | control_ids,
         "tokenizer_config.json": tokens_config | of_tokens,
     }
-    return Contents(weights.tensors, files | vocabulary | tokenizer.files)
+    return Contents(tensors | {TABLES[0]: table[rows]}, files | vocabulary | tokenizer.files)
 
 
 def _numbered(

@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
 from tf_transformer.config import BadInput
@@ -14,7 +13,7 @@ from tf_transformer.extensions.interop.families.marian.files import MarianCheckp
 from tf_transformer.extensions.interop.families.marian.model import MarianConfig, MarianTransformer
 from tf_transformer.extensions.interop.families.marian.native import DECODER, NativeCheckpoint
 from tf_transformer.extensions.interop.families.marian.tokenizer import SOURCE, TARGET, MarianTokenizer
-from tf_transformer.extensions.interop.families.weights import NO_SHARE, Collection
+from tf_transformer.extensions.interop.families.weights import NO_SHARE, float32, tensors_of
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.families import Contents, Family
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID
@@ -56,29 +55,26 @@ def write(translator: TextModel) -> Contents:
     if source is not None:
         tables = [(file, TABLES[1], source, tokenizer.source_tokens)]
         tables += [("target_vocab.json", TABLES[2], model.embedding, tokenizer.tokens)]
-    weights, vocabularies, rows = Collection(), dict[str, dict[str, int]](), list[int]()
-    weights.stacks(model)
+    tensors, vocabularies, rows = tensors_of(model), dict[str, dict[str, int]](), list[int]()
     for file, name, embedding, tokens in tables:
         # Our ids in Marian's order. Padding is last, but `transformers` requires one id of two vocabularies.
         ordinary = [*range(FIRST_ID, embedding.vocab_size)]
         rows = [EOS_ID, UNKNOWN_ID, *ordinary, BOS_ID] if source is None else [EOS_ID, UNKNOWN_ID, BOS_ID, *ordinary]
-        weights.assign(embedding.embeddings, name)
-        weights.tensors[name] = weights.tensors[name][rows]
+        tensors[name] = float32(embedding.embeddings)[rows]
         vocabularies[file] = _numbered(tokens(range(embedding.vocab_size)), rows)
     padding = rows.index(BOS_ID)
-    bias = np.zeros(len(rows), "float32")
-    if model.embedding.use_bias:
-        bias = keras.ops.convert_to_numpy(model.embedding.logits_bias)[rows]
+    has_bias = model.embedding.use_bias
+    bias = float32(model.embedding.logits_bias)[rows] if has_bias else np.zeros(len(rows), "float32")
     bias[padding] = NO_SHARE
-    weights.assign(bias[np.newaxis], "final_logits_bias")
+    tensors["final_logits_bias"] = bias[np.newaxis]
     if model.embedding.positions == "sinusoidal":
-        _reorder(weights.tensors)
+        _reorder(tensors)
     control_ids = {"pad_token_id": padding, "decoder_start_token_id": padding, "eos_token_id": rows.index(EOS_ID)}
     config = {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
         "share_encoder_decoder_embeddings": source is None,
-        "vocab_size": len(weights.tensors[tables[0][1]]),
+        "vocab_size": len(tensors[tables[0][1]]),
         "decoder_vocab_size": len(rows),
     }
     tokens_config: dict[str, Any] = {
@@ -100,7 +96,7 @@ def write(translator: TextModel) -> Contents:
         "generation_config.json": of_search | control_ids | search,
         "tokenizer_config.json": tokens_config | of_tokens,
     }
-    return Contents(weights.tensors, files | vocabularies | engines)
+    return Contents(tensors, files | vocabularies | engines)
 
 
 def _numbered(pieces: Sequence[str], rows: list[int]) -> dict[str, int]:
