@@ -51,9 +51,9 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
     # Functions that the core calls by name, since it imports no extension.
     "services": {
         "documents": "extensions.documents.document:translated",
-        "trimmed": "extensions.interop.trimming:trimmed",
-        "with_language": "extensions.interop.extending:with_language",
-        "with_tokens": "extensions.interop.extending:with_tokens",
+        "trimmed": "extensions.interop.vocabularies:trimmed",
+        "with_language": "extensions.interop.vocabularies:with_language",
+        "with_tokens": "extensions.interop.vocabularies:with_tokens",
         "check": "extensions.conformance.check:check",
         "compact": "extensions.compression.graphs:compact",
         "ensemble": "extensions.ensemble:Ensemble",

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
@@ -240,22 +240,14 @@ def archive_of(contents: Mapping[str, Any]) -> bytes:
     return written.getvalue()
 
 
-def texts_of(pieces: list[str], processor: Any) -> list[bytes]:
-    """Returns the text of each token by id, by the `spelling` of SentencePiece's processor."""
-    return [b""] * FIRST_ID + [spelling(piece, processor) for piece in pieces[FIRST_ID:]]
-
-
-def with_pieces(
-    model: bytes, keeps: Callable[[int, str], bool] = lambda id, piece: True, new: Sequence[str] = ()
-) -> bytes:
-    """Returns a serialized SentencePiece model with its special pieces, those that `keeps` returns true for, and new
+def with_pieces(model: bytes, names: Container[str] | None, new: Sequence[str]) -> bytes:
+    """Returns a serialized SentencePiece model with its special pieces, those in `names` (`None` means all), and new
     ones, which are preferred to all others."""
     parsed = _message_class().FromString(model)
-    pieces = [
-        piece for id, piece in enumerate(parsed.pieces) if piece.type in SPECIAL or keeps(id, piece.piece.decode())
-    ]
-    del parsed.pieces[:]
-    parsed.pieces.extend(pieces)
+    if names is not None:
+        pieces = [piece for piece in parsed.pieces if piece.type in SPECIAL or piece.piece.decode() in names]
+        del parsed.pieces[:]
+        parsed.pieces.extend(pieces)
     for piece in new:
         # Byte pairs do not merge into a long normal piece, and unigrams may outweigh a user-defined one.
         kind = USER_DEFINED if parsed.trainer.model_type == BPE and len(piece) > 1 else NORMAL
