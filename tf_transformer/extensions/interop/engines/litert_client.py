@@ -22,7 +22,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -31,7 +31,8 @@ import numpy as np
 NO_OPTIONS = ("source", "n_best", "target_language")  # inputs of the file
 LANGUAGES = ("source_language", "target_language")  # options of multilingual models
 LIMITS = ("beam_size", "max_length", "max_source_length", "extra_length")  # integers in model.json
-CODE = re.compile(r">>.*?<<", re.DOTALL)  # target language at the start of a text
+CODE = "(?s:>>.*?<<)"  # target language at the start of a text, as in ">>fra<< Good morning."
+UNKNOWN = 3  # Smaller ids are control tokens.
 BYTES_OF_A_TOKEN = 64  # SentencePiece's longest piece has 16 characters.
 CONTROLS = dict.fromkeys(range(32), " ")  # Control characters count as white space.
 MOST_BYTES = 2**26  # JSON and tokenizer files are read as a whole.
@@ -421,46 +422,79 @@ class _SentencePiece:
 class _Pieces:
     """Like `PieceTokenizer`: SentencePiece, ids in (source_)vocabulary.json, and added tokens in tokens.json."""
 
-    UNKNOWN = 3  # Smaller ids are control tokens.
-
     def __init__(self, folder: Path) -> None:
-        both = folder / "sentencepiece.bpe.model"
-        self._has_codes = not both.is_file()
-        self._engine = _engine(folder / "source.spm" if self._has_codes else both)
-        target = _engine(folder / "target.spm") if self._has_codes else self._engine
-        pieces, file = _json(folder / "vocabulary.json"), folder / "source_vocabulary.json"
+        both, file = folder / "sentencepiece.bpe.model", folder / "source_vocabulary.json"
+        has_codes, pieces = not both.is_file(), _json(folder / "vocabulary.json")
+        source, target = [_engine(folder / f"{side}.spm" if has_codes else both) for side in ("source", "target")]
         sources = _json(file) if file.is_file() else pieces
-        self._ids = {piece: id for id, piece in enumerate(sources) if piece and id >= self.UNKNOWN}
-        speller = target if file.is_file() else self._engine
-        self._texts = [b"" if id <= self.UNKNOWN else spelling(piece, speller) for id, piece in enumerate(pieces)]
+        self._ids = {piece: id for id, piece in enumerate(sources) if piece and id >= UNKNOWN}
         # Ids of the white space before a token, if it counts, and of the token. Earlier exports have only the latter.
         tokens = _json(folder / "tokens.json") if (folder / "tokens.json").is_file() else {}
         self._tokens = {token: ids if isinstance(ids, list) else [ids] for token, ids in tokens.items()}
-        self._added = "|".join(map(re.escape, sorted(self._tokens, key=len, reverse=True)))
-        for token, ids in self._tokens.items():
-            if token in pieces and len(ids) == 1 and target.piece_to_id(token) == target.unk_id():
-                self._texts[pieces.index(token)] = f" {token}".encode()
+        self._texts = texts_of(pieces, self._tokens, target if file.is_file() else source, target)
+        split = functools.partial(source.encode, out_type=str)
+        self._split = functools.partial(split_codes, split) if has_codes else split
 
     def encode(self, text: str) -> list[int]:
-        # SentencePiece itself ignores only spaces at the end of a text.
-        text = text.rstrip()
-        # Every second part is an added token.
-        parts = re.split(f"({self._added})", text) if self._added else [text]
-        ids = list[int]()
-        for i, part in enumerate(parts):
-            if i % 2:
-                ids += self._tokens[part][0 if parts[i - 1][-1:].isspace() else -1 :]
-            else:
-                ids += [self._ids.get(piece, self.UNKNOWN) for piece in self._split(part)]
-        return ids
-
-    def _split(self, text: str) -> list[str]:
-        code = CODE.match(text) if self._has_codes else None
-        pieces = self._engine.encode(text[code.end() :] if code else text, out_type=str)
-        return [code[0], *pieces] if code else list(pieces)
+        return encoded([text], self._ids, self._tokens, self._split)[0]
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(self._texts[id] for id in ids).strip().decode("utf-8", "replace")
+
+
+# `PieceTokenizer` calls these functions too.
+
+
+def encoded(
+    texts: list[str],
+    ids: Mapping[str, int],
+    tokens: Mapping[str, list[int]],
+    split: Callable[[list[str]], list[list[str]]],
+) -> list[list[int]]:
+    """Returns the ids of texts. `tokens` are matched first, the longest at each position, and `split` splits the rest.
+
+    If a token has two ids, the first one is of white space before it.
+    """
+    added = one_of(tokens)
+    # SentencePiece itself ignores only spaces at the end of a text.
+    texts = [text.rstrip() for text in texts]
+    # Every second part is an added token.
+    rows = [re.split(f"({added})", text) if added else [text] for text in texts]
+    between = iter(split([part for row in rows for part in row[::2]]))
+    results = []
+    for row in rows:
+        result = list[int]()
+        for i, part in enumerate(row):
+            if i % 2:
+                result += tokens[part][0 if row[i - 1][-1:].isspace() else -1 :]
+            else:
+                result += [ids.get(piece, UNKNOWN) for piece in next(between)]
+        results.append(result)
+    return results
+
+
+def one_of(tokens: Iterable[str]) -> str:
+    """Returns a regular expression for one of these tokens, the longest first."""
+    return "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
+
+
+def split_codes(split: Callable[[list[str]], list[list[str]]], texts: list[str]) -> list[list[str]]:
+    """Returns the pieces of texts by `split`, after the codes that some begin with."""
+    codes = [re.match(CODE, text) for text in texts]
+    rows = split([text[code.end() if code else 0 :] for text, code in zip(texts, codes, strict=True)])
+    return [[code[0], *row] if code else row for row, code in zip(rows, codes, strict=True)]
+
+
+def texts_of(pieces: list[str], tokens: Mapping[str, list[int]], engine: Any, target: Any) -> list[bytes]:
+    """Returns the text of each piece by id, by the `spelling` of the vocabulary's SentencePiece `engine`.
+
+    Added `tokens` have a space before them, unless spaces are tokens or it is a piece of the `target` engine.
+    """
+    texts = [b"" if id <= UNKNOWN else spelling(piece, engine) for id, piece in enumerate(pieces)]
+    for token, ids in tokens.items():
+        if token in pieces and len(ids) == 1 and target.piece_to_id(token) == target.unk_id():
+            texts[pieces.index(token)] = b" " + texts[pieces.index(token)]
+    return texts
 
 
 def spelling(piece: str, engine: Any) -> bytes:

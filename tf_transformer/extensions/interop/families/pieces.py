@@ -2,16 +2,15 @@
 
 import functools
 import io
-import itertools
 import json
-import re
 import zipfile
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-from tf_transformer.extensions.interop.engines.litert_client import spelling
+from tf_transformer.extensions.interop.engines.litert_client import encoded, one_of
+from tf_transformer.tokenizers.piece_engine import durable_tokenizer, encoded_by, engine_of
 from tf_transformer.tokenizers.strings import text_tensor, utf8
 from tf_transformer.tokenizers.tokenizer import (
     FIRST_ID,
@@ -59,12 +58,12 @@ class PieceTable:
 
     def __init__(self, model: bytes, pieces: list[str], added: Mapping[str, bool]) -> None:
         self.model, self.pieces, self.processor = model, pieces, engine_of(model)
-        self.added = _pattern(added)
-        self.spaced = _pattern(token for token, is_spaced in added.items() if is_spaced)
         # Raises here for tokens that are not strings, or not UTF-8.
         "".join(pieces).encode()
         # No text contains control tokens.
         self.ids = {piece: id for id, piece in enumerate(pieces) if piece and id >= UNKNOWN_ID}
+        space = self.ids.get(SPACE, UNKNOWN_ID)
+        self.tokens = {token: [space] * is_spaced + [self.ids[token]] for token, is_spaced in added.items()}
         self._op = Once(self._resources)
 
     def _resources(self) -> "tf.Module":
@@ -83,34 +82,25 @@ class PieceTable:
 
     def encode(self, texts: Sequence[str | bytes]) -> list[list[int]]:
         """Returns the ids of each text."""
-        strings = [utf8(text).rstrip() for text in texts]
-        # Every second part is an added token.
-        parts = [re.split(f"({self.added})", text) if self.added else [text] for text in strings]
-        between = iter(self.split([part for row in parts for part in row[::2]]))
-        rows = (
-            [self._added(*row[i - 1 : i + 1]) if i % 2 else next(between) for i in range(len(row))] for row in parts
-        )
-        return [[self.ids.get(piece, UNKNOWN_ID) for piece in itertools.chain(*row)] for row in rows]
-
-    def _added(self, before: str, token: str) -> list[str]:
-        has_space = before[-1:].isspace() and re.fullmatch(self.spaced, token)
-        return [SPACE, token] if has_space else [token]
+        return encoded([utf8(text) for text in texts], self.ids, self.tokens, self.split)
 
     def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
         """Does what `encode` does in TensorFlow: texts [B] to ids, ragged int32 [B, None]."""
         texts = text_tensor(texts)
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
         texts = tf.strings.regex_replace(texts, END_SPACE, "", replace_global=False)
-        if not self.added:
+        if not self.tokens:
             return self.op.table.lookup(self.split_in_graph(texts))
+        added = one_of(self.tokens)
+        spaced = one_of(token for token, ids in self.tokens.items() if len(ids) > 1)
         # No text in UTF-8 has the byte 0xff.
-        rows = tf.strings.split(tf.strings.regex_replace(texts, f"({self.added})", b"\xff\\1\xff"), b"\xff")
+        rows = tf.strings.split(tf.strings.regex_replace(texts, f"({added})", b"\xff\\1\xff"), b"\xff")
         parts = rows.flat_values
-        is_added = tf.strings.regex_full_match(parts, self.added)
+        is_added = tf.strings.regex_full_match(parts, added)
         after_space = tf.concat([[False], tf.strings.regex_full_match(parts, f"(?s:.*){END_SPACE}")[:-1]], axis=0)
-        is_used = tf.stack([after_space & tf.strings.regex_full_match(parts, self.spaced), is_added], axis=1)
-        added = tf.ragged.boolean_mask(tf.stack([tf.fill(tf.shape(parts), SPACE), parts], axis=1), is_used)
-        pieces = tf.concat([added, self.split_in_graph(tf.where(is_added, "", parts))], axis=1)
+        is_used = tf.stack([after_space & tf.strings.regex_full_match(parts, spaced), is_added], axis=1)
+        tokens = tf.ragged.boolean_mask(tf.stack([tf.fill(tf.shape(parts), SPACE), parts], axis=1), is_used)
+        pieces = tf.concat([tokens, self.split_in_graph(tf.where(is_added, "", parts))], axis=1)
         return self.op.table.lookup(rows.with_values(pieces).merge_dims(1, 2))
 
     # Subclasses override these two methods to split off more than SentencePiece does.
@@ -153,12 +143,6 @@ class PieceTokenizer(Tokenizer):
             added = dict.fromkeys(added, False) if isinstance(added, list) else dict(added)  # a list in earlier files
             self.added = {str(token): bool(is_spaced) for token, is_spaced in added.items()}
             self.read(pieces)
-            for token, is_spaced in self.added.items():
-                id, processor = self.target.ids[token], self.target.processor
-                # SentencePiece's own tokens have their spaces.
-                is_from_model = processor.piece_to_id(token) != processor.unk_id()
-                if self.texts[id] and not (is_spaced or is_from_model):
-                    self.texts[id] = b" " + self.texts[id]
         self.model, self.vocab_size, self.control_tokens = model, len(pieces), []
         self._op = Once(self._resources)
 
@@ -178,10 +162,9 @@ class PieceTokenizer(Tokenizer):
 
     @property
     def vocabularies(self) -> dict[str, bytes]:
-        ids = self.source.ids
-        added = {token: [ids.get(SPACE, UNKNOWN_ID)] * spaced + [ids[token]] for token, spaced in self.added.items()}
         tables = {name: content for name, content in self.contents.items() if name.endswith(VOCABULARY)}
-        return tables | ({ADDED: json.dumps(added, ensure_ascii=False).encode()} if added else {})
+        tokens = json.dumps(self.source.tokens, ensure_ascii=False).encode()
+        return tables | ({ADDED: tokens} if self.added else {})
 
     @checked
     def encode(self, texts: Sequence[str | bytes]) -> list[list[int]]:
@@ -221,11 +204,6 @@ class PieceTokenizer(Tokenizer):
 
     def ids(self, pieces: Tensor) -> "tf.RaggedTensor":
         return self.target.op.table.lookup(pieces)
-
-
-def _pattern(tokens: Iterable[str]) -> str:
-    """Returns a regular expression for one of these tokens, the longest first."""
-    return "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
 
 
 def archive_of(contents: Mapping[str, Any]) -> bytes:

@@ -5,14 +5,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tf_transformer.decoding.search_options import LANGUAGES, check_language
-from tf_transformer.extensions.interop.families.pieces import (
-    VOCABULARY,
-    PieceTable,
-    PieceTokenizer,
-    archive_of,
-    texts_of,
-)
+from tf_transformer.extensions.interop.engines.litert_client import texts_of
+from tf_transformer.extensions.interop.families.pieces import VOCABULARY, PieceTable, PieceTokenizer, archive_of
+from tf_transformer.tokenizers.languages import LANGUAGES, check_language
 from tf_transformer.tokenizers.strings import text_tensor
 from tf_transformer.tokenizers.tokenizer import BOS_ID, FIRST_ID, Tokenizer
 from tf_transformer.utils.lazy import lazily
@@ -46,13 +41,13 @@ class M2M100Tokenizer(PieceTokenizer):
         description = json.loads(self.contents[IDS])
         self._ids: dict[str, int] = {str(code): int(id) for code, id in description["ids"].items()}
         self._silent = [int(id) for id in description["silent"]]
-        if not {*self._ids.values(), *self._silent} <= {*range(len(pieces))}:
+        silent = {*self._silent}
+        if not {*self._ids.values(), *silent} <= {*range(len(pieces))}:
             raise ValueError(f"expected ids below {len(pieces)}")
-        self.first_piece = min({*range(FIRST_ID, len(pieces))}.difference(self._silent))
+        self.first_piece = min({*range(FIRST_ID, len(pieces))} - silent)
         self.source = self.target = PieceTable(self.contents[PIECES], pieces, self.added)
-        self.texts = texts_of(pieces, self.source.processor)
-        for id in self._silent:
-            self.texts[id] = b""
+        self._audible = ["" if id in silent else piece for id, piece in enumerate(pieces)]
+        self.texts = texts_of(self._audible, self.source.tokens, self.source.processor, self.source.processor)
         self._spoken = {name: description[name] and self._checked(name, description[name]) for name in LANGUAGES}
 
     def _resources(self) -> "tf.Module":
@@ -86,10 +81,7 @@ class M2M100Tokenizer(PieceTokenizer):
 
     @property
     def vocabularies(self) -> dict[str, bytes]:
-        pieces = list(self.target.pieces)
-        for id in self._silent:
-            pieces[id] = ""
-        return super().vocabularies | {VOCABULARY: json.dumps(pieces, ensure_ascii=False).encode()}
+        return super().vocabularies | {VOCABULARY: json.dumps(self._audible, ensure_ascii=False).encode()}
 
     def with_languages(self, source_language: Any = None, target_language: Any = None) -> "M2M100Tokenizer":
         languages = zip(LANGUAGES, (source_language, target_language), strict=True)

@@ -1,10 +1,10 @@
 """The tokenizer of a MarianMT checkpoint: source.spm, target.spm and vocabulary as one."""
 
 import json
-import re
 from typing import TYPE_CHECKING
 
-from tf_transformer.extensions.interop.families.pieces import VOCABULARY, PieceTable, PieceTokenizer, texts_of
+from tf_transformer.extensions.interop.engines.litert_client import CODE, split_codes, texts_of
+from tf_transformer.extensions.interop.families.pieces import VOCABULARY, PieceTable, PieceTokenizer
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor
 
@@ -15,9 +15,6 @@ else:
 
 SOURCE, TARGET = "source.spm", "target.spm"
 SOURCE_VOCABULARY = "source_vocabulary.json"  # if it differs from the target's
-# Code at the start of a text for a model of several target languages, as in ">>fra<< Good morning." It ends at the
-# first "<<".
-CODE = "(?s:>>.*?<<)"
 
 
 class MarianTokenizer(PieceTokenizer):
@@ -38,7 +35,8 @@ class MarianTokenizer(PieceTokenizer):
         separate = SOURCE_VOCABULARY in self.contents
         source_pieces = json.loads(self.contents[SOURCE_VOCABULARY if separate else VOCABULARY])
         self.source, self.target = _Side(source, source_pieces, self.added), _Side(target, pieces, self.added)
-        self.texts = texts_of(pieces, (self.target if separate else self.source).processor)
+        speller = self.target if separate else self.source
+        self.texts = texts_of(pieces, self.target.tokens, speller.processor, self.target.processor)
 
     def _resources(self) -> "tf.Module":
         op = super()._resources()
@@ -54,9 +52,7 @@ class _Side(PieceTable):
     """Table for sources or targets, which may start with a code."""
 
     def split(self, texts: list[str]) -> list[list[str]]:
-        codes = [re.match(CODE, text) for text in texts]
-        rows = super().split([text[code.end() if code else 0 :] for text, code in zip(texts, codes, strict=True)])
-        return [[code[0], *row] if code else row for row, code in zip(rows, codes, strict=True)]
+        return split_codes(super().split, texts)
 
     def split_in_graph(self, texts: Tensor) -> "tf.RaggedTensor":
         has_code = tf.strings.regex_full_match(texts, f"{CODE}(?s:.*)")
