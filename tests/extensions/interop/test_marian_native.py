@@ -13,7 +13,7 @@ from conftest import array
 
 import tf_transformer as tt
 from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
-from tf_transformer.extensions.interop.families.marian.native import EMBEDDINGS, EXPECTED, OPTIONS, NativeCheckpoint
+from tf_transformer.extensions.interop.families.marian.files import EMBEDDINGS, EXPECTED, OPTIONS, NativeCheckpoint
 
 numpy_files = pytest.importorskip("safetensors.numpy")
 pytest.importorskip("yaml")

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tf_transformer.extensions.interop.families.hub import origin_of
-from tf_transformer.extensions.interop.families.yaml_text import parse_yaml
+from tf_transformer.extensions.interop.families.hub import origin_of, parse_yaml
 
 ALIASES = "\n".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9))
 ALIASES = f"a0: &a0 [x]\n{ALIASES}\nlanguage: *a8\n"

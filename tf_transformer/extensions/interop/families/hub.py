@@ -8,8 +8,8 @@ from typing import Any
 
 from tf_transformer import registry
 from tf_transformer.config import BadInput
-from tf_transformer.extensions.interop.families.yaml_text import parse_yaml
-from tf_transformer.inference.loading import Opener
+from tf_transformer.inference.openers import Opener
+from tf_transformer.inference.rebuild import Rebuilt
 from tf_transformer.inference.translator import Translator
 from tf_transformer.models.families import Rebuilt, families, family_of_folder
 from tf_transformer.utils.files import user_path
@@ -20,6 +20,7 @@ from tf_transformer.utils.reading import read_json
 INDEX = "model.safetensors.index.json"  # names the files of sharded weights
 WEIGHTS = ("model.safetensors", INDEX, "tf_model.h5", "pytorch_model.bin")  # One of them is enough.
 PATTERNS = ("*.json", "*.spm", "*.bpe.model", "README.md")
+MOST_NESTED = 50  # depth of collections in YAML
 HEAD_BYTES = 2**16  # The YAML at the start of README.md is shorter.
 
 
@@ -102,6 +103,25 @@ def readme_of(folder: Path) -> bytes:
         return b""
     with open(file, "rb") as readme:
         return readme.read(HEAD_BYTES)
+
+
+def parse_yaml(yaml: Any, text: bytes) -> Any:
+    """Parses untrusted YAML with the module `yaml`, PyYAML's. All scalars are strings, "null" and "yes" included.
+
+    Ten lines of aliases can stand for gigabytes, so aliases raise `ValueError`, like text that is not YAML.
+    """
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    try:
+        depth = 0
+        for event in yaml.parse(text, loader):
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError("expected YAML without aliases")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MOST_NESTED:
+                raise ValueError(f"expected YAML nested at most {MOST_NESTED} deep")
+        return yaml.load(text, Loader=loader)  # nosec: makes only strings, lists and mappings
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
 
 
 def _is_checkpoint(path: str) -> bool:

@@ -9,9 +9,8 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.extensions.interop.families.checkpoint import PLAIN, TABLES, settings_of, unused
-from tf_transformer.extensions.interop.families.marian.files import MarianCheckpoint
+from tf_transformer.extensions.interop.families.marian.files import DECODER, MarianCheckpoint, NativeCheckpoint
 from tf_transformer.extensions.interop.families.marian.model import MarianConfig, MarianTransformer
-from tf_transformer.extensions.interop.families.marian.native import DECODER, NativeCheckpoint
 from tf_transformer.extensions.interop.families.marian.tokenizer import SOURCE, TARGET, MarianTokenizer
 from tf_transformer.extensions.interop.families.weights import NO_SHARE, float32, tensors_of
 from tf_transformer.masks import PAD_ID
