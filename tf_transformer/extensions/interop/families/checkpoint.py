@@ -5,7 +5,7 @@ import functools
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -93,8 +93,8 @@ class Checkpoint:
     config_kind: type[TransformerConfig]
     model_kind: type[Transformer]
     tokenizer_kind: type[PieceTokenizer]
-    defaults: Mapping[str, Any]
-    allowed: Mapping[str, Sequence[Any]]
+    defaults: ClassVar[Mapping[str, Any]]
+    allowed: ClassVar[Mapping[str, Sequence[Any]]]
     shared = True
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -260,30 +260,25 @@ class Checkpoint:
     @functools.cached_property
     def added(self) -> dict[str, Added]:
         """Tokens that tokenizer_config.json, tokenizer.json and added_tokens.json list, if they exist."""
-        special, tokens = set(self.listed), dict[str, Added]()
+        special, tokens, file = set(self.listed), dict[str, Added](), self.said("tokenizer.json")
+        # Before a special token, a normalizer of `transformers` 4 strips white space, and one of 5 does not.
+        strips = not file or "'Strip'" in str(file.get("normalizer"))
         for name in ("tokenizer_config.json", "tokenizer.json", "added_tokens.json"):
+            values = self.said(name)
             with reading(self.folder / name, "the added tokens of a tokenizer"):
-                values, file = self.said(name), self.said("tokenizer.json")
-                # Before a special token, a normalizer of `transformers` 4 strips white space, and one of 5 does not.
-                strips = not file or "'Strip'" in str(file.get("normalizer"))
                 listed, decoder = values.get("added_tokens") or [], values.get("added_tokens_decoder") or {}
                 if name == "added_tokens.json":
-                    entries = [(token, id, {"special": token in special}) for token, id in values.items()]
-                elif not (isinstance(listed, list) and isinstance(decoder, dict)):
-                    raise ValueError("expected a list or an object of tokens")
-                elif not all(isinstance(entry, dict) for entry in (*listed, *decoder.values())):
-                    raise ValueError("expected an object for each token")
-                else:
-                    if name == "tokenizer.json":
-                        pairs = [(entry["id"], entry) for entry in listed]
-                    else:
-                        pairs = [(int(id), entry) for id, entry in decoder.items()]
-                    entries = [(entry["content"], id, entry) for id, entry in pairs]
-                for token, id, flags in entries:
+                    listed = [{"content": token, "id": id, "special": token in special} for token, id in values.items()]
+                    decoder = {}
+                are_collections = isinstance(listed, list) and isinstance(decoder, dict)
+                if not are_collections or not all(isinstance(entry, dict) for entry in (*listed, *decoder.values())):
+                    raise ValueError("expected a list or an object of objects, one for each token")
+                for entry in [*listed, *({**entry, "id": int(id)} for id, entry in decoder.items())]:
+                    token, id = entry["content"], entry["id"]
                     if type(token) is not str or type(id) is not int:
                         raise ValueError(f"expected a name and an id, got {token!r} and {id!r}"[:200])
-                    is_special, single_word = (flags.get(name) is True for name in ("special", "single_word"))
-                    spaced = not flags.get("lstrip") and (not strips or flags.get("normalized", not is_special))
+                    is_special, single_word = (entry.get(flag) is True for flag in ("special", "single_word"))
+                    spaced = not entry.get("lstrip") and (not strips or entry.get("normalized", not is_special))
                     before = tokens.setdefault(token, Added(id, is_special, single_word, bool(spaced)))
                     if before.id != id:
                         expected = "expected one id in all files of a tokenizer"

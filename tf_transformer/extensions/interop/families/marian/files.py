@@ -9,9 +9,9 @@ not 10000^(-2i / d_model), and the epsilon of its layer normalization differs.
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class MarianCheckpoint(Checkpoint):
     """A directory with config.json, vocab.json, source.spm, target.spm and one of the files of `hub.WEIGHTS`."""
 
     config_kind, model_kind, tokenizer_kind = MarianConfig, MarianTransformer, tokenizer.MarianTokenizer
-    defaults = {
+    defaults: ClassVar[Mapping[str, Any]] = {
         "activation_function": "gelu",
         "attention_dropout": 0.0,
         "scale_embedding": False,
@@ -87,7 +87,7 @@ class MarianCheckpoint(Checkpoint):
         "pad_token_id": 58100,
         "share_encoder_decoder_embeddings": True,
     }
-    allowed = {
+    allowed: ClassVar[Mapping[str, Sequence[Any]]] = {
         "model_type": ("marian",),
         "activation_function": ACTIVATIONS,
         **dict.fromkeys(("normalize_before", "normalize_embedding", "add_final_layer_norm"), (False,)),
