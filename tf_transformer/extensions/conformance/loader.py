@@ -11,10 +11,11 @@ bring in Python's TensorFlow:
 """
 
 import ctypes
+import functools
 import importlib.util
+import re
 import struct
 import sys
-import threading
 from collections.abc import Iterator
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.random
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 TEXT_OPS = ("_sentencepiece_tokenizer.so",)
 STRING = 7  # TensorFlow's number of the data type
@@ -201,7 +203,6 @@ class _Library:
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
         libraries[1]._ZN10tensorflow21DisableXlaCompilationEv()  # the server's default
-        self.loaded: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:  # for type checkers, which do not see the functions above
         raise AttributeError(name)
@@ -219,20 +220,12 @@ class _Library:
             self.TF_DeleteStatus(status)
 
 
-_the_library: _Library | None = None
-_lock = threading.Lock()
-
-
+@functools.cache
 def _library(text_ops: tuple[str, ...]) -> _Library:
-    """Returns TensorFlow with these op libraries, which are loaded on first use."""
-    global _the_library
-    with _lock:
-        library = _the_library = _the_library or _Library()
-        for file in text_ops:
-            if file not in library.loaded:
-                path = _existing(_package("tensorflow_text") / "python" / "ops" / file)
-                library.call("TF_LoadLibrary", str(path).encode())
-                library.loaded.add(file)
+    """Returns TensorFlow with these op libraries."""
+    library = _Library()
+    for file in text_ops:
+        library.call("TF_LoadLibrary", str(_existing(_package("tensorflow_text") / "python" / "ops" / file)).encode())
     return library
 
 
@@ -297,8 +290,37 @@ def _tensor_of(c: _Library, proto: bytes) -> np.ndarray:
         c.TF_DeleteBuffer(buffer)
 
 
-# Protocol buffers are read by hand. Their Python classes are in TensorFlow's Python, which must not be loaded here, and
-# in the package tensorflow-serving-api, which exporting should not need.
+# The fields that are read here. The Python classes of these messages are in TensorFlow's Python, which must not be
+# loaded here, and in the package tensorflow-serving-api, which exporting should not need. Maps are lists of entries.
+FIELDS = {
+    "Dim": "size:1 INT64",
+    "Shape": "dim:2 Dim*, unknown_rank:3 BOOL",
+    "TensorInfo": "name:1 STRING, dtype:2 INT32, tensor_shape:3 Shape",
+    "Port": "key:1 STRING, value:2 TensorInfo",
+    "Tensor": "key:1 STRING, value:2 BYTES",
+    "SignatureDef": "inputs:1 Port*, outputs:2 Port*, defaults:4 Tensor*",
+    "Signature": "key:1 STRING, value:2 SignatureDef",
+    "MetaGraphDef": "signature_def:5 Signature*",
+    "ModelSpec": "signature_name:3 STRING",
+    "PredictRequest": "model_spec:1 ModelSpec, inputs:2 Tensor*",
+    "PredictLog": "request:1 PredictRequest",
+    "PredictionLog": "predict_log:6 PredictLog",
+}
+
+
+@functools.cache
+def _message(name: str) -> Any:
+    """Returns protobuf's class of a message in `FIELDS`."""
+    file, field = descriptor_pb2.FileDescriptorProto(name="loader.proto"), descriptor_pb2.FieldDescriptorProto
+    for kind, fields in FIELDS.items():
+        message = file.message_type.add(name=kind)
+        for key, number, of, star in re.findall(r"(\w+):(\d) (\w+)(\*?)", fields):
+            label = field.LABEL_REPEATED if star else field.LABEL_OPTIONAL
+            options = {"type_name": of} if of in FIELDS else {"type": field.Type.Value(f"TYPE_{of}")}
+            message.field.add(name=key, number=int(number), label=label, **options)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
 
 
 def warmup_requests(path: str | Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
@@ -309,74 +331,27 @@ def warmup_requests(path: str | Path) -> Iterator[tuple[str, dict[str, np.ndarra
         (length,) = struct.unpack_from("<Q", content, position)
         # Before a record are its length and the length's checksum, after it the record's checksum.
         record, position = content[position + 12 : position + 12 + length], position + 12 + length + 4
-        request = list(_fields(dict(_fields(dict(_fields(record))[6]))[1]))  # PredictionLog.predict_log.request
-        specification = dict(_fields(dict(request)[1]))  # model_spec
-        inputs = dict(_entry(value) for number, value in request if number == 2)
-        yield specification[3].decode(), {name: _tensor_of(c, tensor) for name, tensor in inputs.items()}
+        request = _message("PredictionLog").FromString(record).predict_log.request
+        yield request.model_spec.signature_name, {entry.key: _tensor_of(c, entry.value) for entry in request.inputs}
 
 
 def _signatures(c: _Library, meta_graph: bytes) -> dict[str, Signature]:
     signatures = {}
-    for number, content in _fields(meta_graph):
-        if number != 5:  # MetaGraphDef.signature_def
-            continue
-        name, definition = _entry(content)
-        signature = Signature({}, {}, {})
-        for part, value in _fields(definition):
-            if part in (1, 2):
-                port, info = _entry(value)
-                (signature.inputs if part == 1 else signature.outputs)[port] = _port(info)
-            elif part == 4:
-                port, tensor = _entry(value)
-                signature.defaults[port] = _tensor_of(c, tensor)
-        if not name.startswith("__"):  # TensorFlow's own
-            signatures[name] = signature
+    for entry in _message("MetaGraphDef").FromString(meta_graph).signature_def:
+        inputs, outputs = (
+            {port.key: _port(port.value) for port in ports} for ports in (entry.value.inputs, entry.value.outputs)
+        )
+        defaults = {default.key: _tensor_of(c, default.value) for default in entry.value.defaults}
+        if not entry.key.startswith("__"):  # TensorFlow's own
+            signatures[entry.key] = Signature(inputs, outputs, defaults)
     return signatures
 
 
-def _port(info: bytes) -> Port:
+def _port(info: Any) -> Port:
     """Reads a `TensorInfo`."""
-    content = dict(_fields(info))
-    shape: tuple[Any, ...] | None = ()
-    for number, value in _fields(content.get(3, b"")):
-        if number == 2 and shape is not None:
-            size = dict(_fields(value)).get(1, 0)
-            shape += (None if size >> 63 else size,)
-        elif number == 3 and value:
-            shape = None
-    number = content.get(2, 0)
-    return Port(content.get(1, b"").decode(), object if number == STRING else DTYPES.get(number), shape)
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yields the fields of a serialized message: number, and content as int or bytes."""
-    position = 0
-    while position < len(message):
-        tag, position = _varint(message, position)
-        kind = tag & 7
-        if kind == 0:
-            number, position = _varint(message, position)
-            yield tag >> 3, number
-        else:
-            size, position = _varint(message, position) if kind == 2 else ({1: 8, 5: 4}[kind], position)
-            yield tag >> 3, message[position : position + size]
-            position += size
-
-
-def _entry(message: bytes) -> tuple[str, bytes]:
-    """Reads an entry of a map with string keys."""
-    content = dict(_fields(message))
-    return content.get(1, b"").decode(), content.get(2, b"")
-
-
-def _varint(message: bytes, position: int) -> tuple[int, int]:
-    """Reads an integer, and returns it with the position after it."""
-    number = shift = 0
-    while True:
-        byte = message[position]
-        number, position, shift = number | (byte & 127) << shift, position + 1, shift + 7
-        if byte < 128:
-            return number, position
+    shape = tuple(None if dim.size < 0 else dim.size for dim in info.tensor_shape.dim)
+    dtype = object if info.dtype == STRING else DTYPES.get(info.dtype)
+    return Port(info.name, dtype, None if info.tensor_shape.unknown_rank else shape)
 
 
 def main() -> None:
