@@ -81,8 +81,8 @@ def load_adapter(model: keras.Model, path: str | os.PathLike[str]) -> None:
     numbers = sorted({int(name.partition(".")[0]) for name in arrays if name.partition(".")[0].isdecimal()})
     if not numbers or {f"{i}.{part}" for i in numbers for part in ("a", "b", "alpha")} != arrays.keys():
         raise BadInput(f"{path}: expected a file of save_adapter, got arrays named {', '.join(list(arrays)[:3])}")
-    for i in numbers:
-        a, b, alpha = (arrays[f"{i}.{part}"] for part in ("a", "b", "alpha"))
+    parts = {i: [arrays[f"{i}.{part}"] for part in ("a", "b", "alpha")] for i in numbers}
+    for i, (a, b, alpha) in parts.items():
         sound = all(array.dtype.kind == "f" and np.isfinite(array).all() for array in (a, b, alpha))
         if not sound or alpha.ndim or min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[0]:
             raise BadInput(f"{path}: expected two finite factors and their alpha for layer {i}, got something else")
@@ -94,8 +94,7 @@ def load_adapter(model: keras.Model, path: str | os.PathLike[str]) -> None:
             raise BadInput(f"{path}: expected a matrix of shape {shape} for rank {rank} in layer {i}, got {got}")
     for weight in model.weights:
         weight.trainable = False
-    for i in numbers:
-        a, b, alpha = (arrays[f"{i}.{part}"] for part in ("a", "b", "alpha"))
+    for i, (a, b, alpha) in parts.items():
         if not layers[i].lora_enabled:
             layers[i].enable_lora(a.shape[-1], float(alpha))
         _, *factors, _ = adapter_of(layers[i])  # type: ignore[misc]

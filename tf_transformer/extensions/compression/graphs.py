@@ -6,8 +6,9 @@ whole scope. The rewritten functions compute the same with half as many nodes, w
 
 import collections
 import copy
+import graphlib
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import Any
 
@@ -137,19 +138,9 @@ def _producer(source: str) -> str:
     return source.removeprefix("^").partition(":")[0]
 
 
-def _sorted(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Yields nodes, each after its inputs. It keeps a stack, since graphs are deeper than Python's recursion limit."""
-    by_name, done = {node.name: node for node in nodes}, set()
-    for node in by_name.values():
-        waiting = [(node.name, iter(node.input))] if node.name not in done else []
-        done.add(node.name)
-        while waiting:
-            name, inputs = waiting[-1]
-            sources = map(_producer, inputs)
-            source = next((name for name in sources if name in by_name and name not in done), None)
-            if source is None:
-                waiting.pop()
-                yield by_name[name]
-            else:
-                done.add(source)
-                waiting.append((source, iter(by_name[source].input)))
+def _sorted(nodes: Iterable[Any]) -> list[Any]:
+    """Returns nodes, each after its inputs."""
+    by_name = {node.name: node for node in nodes}
+    sources = {name: [*map(_producer, node.input)] for name, node in by_name.items()}
+    # Arguments of the function are no nodes.
+    return [by_name[name] for name in graphlib.TopologicalSorter(sources).static_order() if name in by_name]

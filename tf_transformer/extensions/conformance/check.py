@@ -57,9 +57,14 @@ def check(path: str | os.PathLike[str]) -> list[Finding]:
         raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}. {others}")
     with quiet_import():
         import tensorflow as tf
-    with plainly_named(path) as plain:
+    with tempfile.TemporaryDirectory() as parent:
+        plain = path
+        # TensorFlow takes the names of variables' files for patterns, so a link stands for a name such as "a[1]".
+        if glob.escape(str(path)) != str(path):
+            plain = Path(parent) / "1"
+            plain.symlink_to(path, target_is_directory=True)
         try:
-            findings, graph = [*_read(path)], graph_of(path)
+            findings, graph = [*_read(path, plain)], graph_of(path)
         except Exception as error:  # A damaged file can make TensorFlow raise any error, such as IndexError.
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             return [Finding("FAIL", f"the files cannot be read: {reason}"[:500])]
@@ -67,22 +72,6 @@ def check(path: str | os.PathLike[str]) -> list[Finding]:
         dtypes = {node.attr["dtype"].type for node in nodes_of(graph) if node.op == "VarHandleOp"} if graph else set()
         tolerance = HALF_TOLERANCE if dtypes & few_bits else TOLERANCE
         return [*findings, *_run("python", plain), *_run("server", plain, str(tolerance))]
-
-
-# A copy of the one in utils.files, since this file also runs where the package is not installed.
-@contextlib.contextmanager
-def plainly_named(folder: Path) -> Iterator[Path]:
-    """Yields a directory under a name without brackets, stars and question marks, by a link if needed.
-
-    TensorFlow takes the names of variables' files for patterns.
-    """
-    if glob.escape(str(folder)) == str(folder):
-        yield folder
-        return
-    with tempfile.TemporaryDirectory() as parent:
-        link = Path(parent) / "1"
-        link.symlink_to(folder.absolute(), target_is_directory=True)
-        yield link
 
 
 def failures(findings: list[Finding]) -> list[Finding]:
@@ -104,15 +93,15 @@ def nodes_of(graph: Any) -> list[Any]:
     return [*graph.graph_def.node, *(node for f in graph.graph_def.library.function for node in f.node_def)]
 
 
-def _read(path: Path) -> Iterator[Finding]:
-    """Yields findings from the files."""
+def _read(path: Path, plain: Path) -> Iterator[Finding]:
+    """Yields findings from the files. `plain` is the directory under a name that TensorFlow reads."""
     yield finding("the folder's name is an integer", [path.name] * (not path.name.isdigit()))
     graph = graph_of(path)
     if graph is None:
         yield Finding("FAIL", 'expected one graph tagged only "serve"')
         return
     yield from _ops(graph)
-    yield from _variables(path, graph)
+    yield from _variables(plain, graph)
 
     names = {node.attr["shared_name"].s.decode("utf-8", "replace") for node in nodes_of(graph)}
     local = {name for name in names if re.search(r"(^|_)/\w+/", name)}
@@ -166,16 +155,15 @@ def _variables(path: Path, graph: Any) -> Iterator[Finding]:
     reason = "Keras's, tracked directly, lose them, and the server does not restore what is read"
     yield finding(f"variables have names ({reason})", anonymous if len(anonymous) > 1 else (), "WARN")
     names_by_content, size = collections.defaultdict(list), 0
-    with plainly_named(path) as plain:
-        reader = tf.train.load_checkpoint(str(plain / "variables" / "variables"))
-        for name in reader.get_variable_to_shape_map():
-            value = np.asarray(reader.get_tensor(name))
-            if value.dtype != object:
-                size += value.nbytes
-                content = value.tobytes()
-                # Weights that are all zeros or ones may be equal by chance.
-                if value.nbytes >= 64 and content != content[: value.itemsize] * value.size:
-                    names_by_content[hashlib.sha256(content).hexdigest(), value.shape].append(name)
+    reader = tf.train.load_checkpoint(str(path / "variables" / "variables"))
+    for name in reader.get_variable_to_shape_map():
+        value = np.asarray(reader.get_tensor(name))
+        if value.dtype != object:
+            size += value.nbytes
+            content = value.tobytes()
+            # Weights that are all zeros or ones may be equal by chance.
+            if value.nbytes >= 64 and content != content[: value.itemsize] * value.size:
+                names_by_content[hashlib.sha256(content).hexdigest(), value.shape].append(name)
     repeated = {" = ".join(sorted(same)) for same in names_by_content.values() if len(same) > 1}
     yield finding("weights are stored once", repeated)
     stored = sum(file.stat().st_size for file in (path / "variables").iterdir())

@@ -10,9 +10,9 @@ import json
 import math
 import re
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,19 +193,15 @@ class Calls:
 
     def threads(self) -> Finding:
         expected = [self.call([row]) for row in SHORT]
-        different: list[str] = []
-
-        def work(first: int) -> Any:
-            for i in range(first, first + 4):
-                output, other = self.call([SHORT[i % len(SHORT)]]), expected[i % len(SHORT)]
-                if not all(_agree(output[key], other[key], self.tolerance) for key in other):
-                    different.append(f"thread {first}'s row {i % len(SHORT)}")
-
-        workers = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        rows = [(first + i) % len(SHORT) for first in range(6) for i in range(4)]
+        with ThreadPoolExecutor(6) as pool:
+            outputs = pool.map(lambda row: self.call([SHORT[row]]), rows)
+        different = [
+            f"row {row}'s {key}"
+            for row, output in zip(rows, outputs, strict=True)
+            for key, value in output.items()
+            if not _agree(value, expected[row][key], self.tolerance)
+        ]
         return finding(f"{self.name}: 6 threads get the outputs that one thread gets", different)
 
 
