@@ -17,7 +17,7 @@ from test_reading import assert_rejected as rejected
 import tf_transformer as tt
 from tf_transformer.extensions.interop.families import weights
 from tf_transformer.extensions.interop.families.m2m100.family import M2M100Checkpoint
-from tf_transformer.extensions.interop.families.marian import files
+from tf_transformer.extensions.interop.families.marian import family
 from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
 from tf_transformer.models.families import family_of_folder
 
@@ -37,7 +37,7 @@ def test_each_file_is_read_once(kind, tmp_path, monkeypatch):
         return reader
 
     monkeypatch.setattr(Path, "read_bytes", counted(Path.read_bytes))
-    monkeypatch.setattr(files, "read_npz", counted(files.read_npz))
+    monkeypatch.setattr(family, "read_npz", counted(family.read_npz))
     monkeypatch.setitem(weights.READERS, "model.safetensors", counted(weights.READERS["model.safetensors"]))
     family_of_folder(folder).load(folder)
     names = {file.name for file in folder.iterdir()} - {"preprocess.sh"}  # in Marian's releases

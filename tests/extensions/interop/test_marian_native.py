@@ -12,8 +12,13 @@ from checkpoints import by_ctranslate2
 from conftest import array
 
 import tf_transformer as tt
-from tf_transformer.extensions.interop.families.marian.family import checkpoint_in
-from tf_transformer.extensions.interop.families.marian.files import EMBEDDINGS, EXPECTED, OPTIONS, NativeCheckpoint
+from tf_transformer.extensions.interop.families.marian.family import (
+    EMBEDDINGS,
+    EXPECTED,
+    OPTIONS,
+    NativeCheckpoint,
+    checkpoint_in,
+)
 
 numpy_files = pytest.importorskip("safetensors.numpy")
 pytest.importorskip("yaml")

@@ -327,11 +327,15 @@ def unused(name: str, names: Mapping[str, Any]) -> str:
     return name
 
 
-def settings_of(translator: TextModel) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Returns what config.json, generation_config.json and tokenizer_config.json contain of each family."""
+def settings_of(
+    translator: TextModel, config: dict[str, Any], search: dict[str, Any], tokens: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Returns the settings of a checkpoint by file: those that all families have, and those of one."""
     model: Any = translator.model
     longest = translator.max_source_length + translator.extra_length
-    config = {
+    # Lengths there also count BOS, or EOS, and the language. The penalty there is n^length_penalty.
+    special = 1 + translator.tokenizer.num_language_tokens
+    of_layers = {
         "is_encoder_decoder": True,
         "d_model": model.config.d_model,
         "activation_function": model.config.activation,
@@ -344,12 +348,14 @@ def settings_of(translator: TextModel) -> tuple[dict[str, Any], dict[str, Any], 
     }
     for side, layers in (("encoder", model.encoder_layers), ("decoder", model.decoder_layers)):
         sizes = {"layers": len(layers), "ffn_dim": layers[0].d_ff, "attention_heads": layers[0].num_heads}
-        config |= {f"{side}_{name}": value for name, value in (sizes | {"layerdrop": 0.0}).items()}
-    # Lengths there also count BOS, or EOS, and the language. The penalty there is n^length_penalty.
-    special = 1 + translator.tokenizer.num_language_tokens
-    search = {
+        of_layers |= {f"{side}_{name}": value for name, value in (sizes | {"layerdrop": 0.0}).items()}
+    of_search = {
         "num_beams": translator.beam_size,
         "length_penalty": translator.length_penalty,
         "max_length": min(longest, translator.export_options.get("max_length", longest)) + special,
     }
-    return config, search, {"model_max_length": translator.max_source_length + special}
+    return {
+        "config.json": of_layers | config,
+        "generation_config.json": of_search | search,
+        "tokenizer_config.json": tokens | {"model_max_length": translator.max_source_length + special},
+    }

@@ -183,7 +183,7 @@ def write(translator: TextModel) -> Contents:
     if keras.ops.convert_to_numpy(model.embedding.logits_bias)[EOS_ID:].any():
         raise BadInput("logits_bias: expected zeros, since M2M100's logits have no bias, got others")
     tensors, table = tensors_of(model), float32(model.embedding.embeddings)
-    control_ids, (of_layers, search, of_tokens) = dict[str, Any](CONTROL_IDS), settings_of(translator)
+    control_ids, search = dict(CONTROL_IDS), dict[str, Any]()
     if not np.array_equal(*table[[BOS_ID, EOS_ID]]):
         control_ids["decoder_start_token_id"] = len(rows)
         search |= {"suppress_tokens": [len(rows)], "renormalize_logits": True}
@@ -194,11 +194,7 @@ def write(translator: TextModel) -> Contents:
         search["forced_bos_token_id"] = languages[target]
     tokens_config, vocabulary = _numbered(tokenizer, pieces, new_ids, languages)
     config = {"architectures": ["M2M100ForConditionalGeneration"], "model_type": "m2m_100", "vocab_size": len(rows)}
-    files = {
-        "config.json": of_layers | config | control_ids,
-        "generation_config.json": search | control_ids,
-        "tokenizer_config.json": tokens_config | of_tokens,
-    }
+    files = settings_of(translator, config | control_ids, search | control_ids, tokens_config)
     return Contents(tensors | {TABLES[0]: table[rows]}, files | vocabulary | tokenizer.files)
 
 

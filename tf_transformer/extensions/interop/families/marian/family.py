@@ -1,24 +1,311 @@
-"""The family of MarianMT: how its checkpoints are read, and how a model of it, or of the paper, becomes one."""
+"""The family of MarianMT: how its checkpoints are read, and how a model of it, or of the paper, becomes one.
 
+Files are those of `transformers`, or of Marian itself (https://marian-nmt.github.io).
+
+OPUS-MT and the Tatoeba Challenge publish Marian's format: decoder.yml, which names the other files, weights, which
+include the model's options, vocabularies, source.spm and target.spm. It needs PyYAML.
+
+As in `transformers` and CTranslate2, positions are the paper's. Marian's frequencies are 10000^(-2i / (d_model - 2)),
+not 10000^(-2i / d_model), and the epsilon of its layer normalization differs.
+"""
+
+import functools
 import os
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
-from tf_transformer.config import BadInput
+from tf_transformer.config import ACTIVATIONS, BadInput, TransformerConfig
 from tf_transformer.decoding.text_model import TextModel
-from tf_transformer.extensions.interop.families.checkpoint import PLAIN, TABLES, settings_of, unused
-from tf_transformer.extensions.interop.families.marian.files import DECODER, MarianCheckpoint, NativeCheckpoint
+from tf_transformer.extensions.interop.families.checkpoint import (
+    CONTROL_TOKENS,
+    DEFAULTS,
+    PLAIN,
+    TABLES,
+    Checkpoint,
+    Vocabulary,
+    check_settings,
+    settings_of,
+    unused,
+)
+from tf_transformer.extensions.interop.families.hub import parse_yaml, readme_of
 from tf_transformer.extensions.interop.families.marian.model import MarianConfig, MarianTransformer
-from tf_transformer.extensions.interop.families.marian.tokenizer import SOURCE, TARGET, MarianTokenizer
-from tf_transformer.extensions.interop.families.weights import NO_SHARE, float32, tensors_of
+from tf_transformer.extensions.interop.families.marian.tokenizer import (
+    SOURCE,
+    SOURCE_VOCABULARY,
+    TARGET,
+    MarianTokenizer,
+)
+from tf_transformer.extensions.interop.families.pieces import VOCABULARY
+from tf_transformer.extensions.interop.families.weights import NO_SHARE, Readers, float32, tensors_of
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.families import Contents, Family
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID
+from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import user_path
+from tf_transformer.utils.reading import read_bytes, read_npz, reading
 
 READ = ("q_proj", "k_proj", "v_proj", "fc1", "shared")  # weights whose second axis is d_model
+ALIGNED = re.compile(rb"^\W*model:\W*transformer(-\w+)?-align\b", re.MULTILINE)  # a line of OPUS-MT's README.md
+DECODER = "decoder.yml"
+OPTIONS = "special:model.yml"  # array in the file of weights that holds the options, as bytes of YAML
+# The allowed values of each option. The first is the default, except for the type. Options that are not listed, such as
+# those of recurrent or average attention, have no effect in these models.
+EXPECTED: dict[str, tuple[Any, ...]] = {
+    "type": ("transformer",),
+    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-preprocess": ("",),
+    "transformer-postprocess": ("dan",),
+    "transformer-postprocess-emb": ("d", ""),
+    "transformer-postprocess-top": ("",),
+    "transformer-ffn-activation": ("swish", "relu"),  # Marian's gelu is not that of `transformers`
+    "transformer-ffn-depth": ("2",),
+    "transformer-decoder-ffn-depth": ("0", "2"),
+    **dict.fromkeys(("lemma-dim-emb", "factors-dim-emb"), ("0",)),
+    **dict.fromkeys(("transformer-tied-layers", "input-types"), ([],)),
+    **dict.fromkeys(("transformer-no-projection", "transformer-no-bias", "transformer-no-affine"), ("false",)),
+    **dict.fromkeys(("transformer-train-position-embeddings", "transformer-pool"), ("false",)),
+    **dict.fromkeys(("right-left", "ulr", "output-omit-bias"), ("false",)),
+}
+EMBEDDINGS = {
+    "Wemb": "model.shared.weight",
+    "encoder_Wemb": "model.encoder.embed_tokens.weight",
+    "decoder_Wemb": "model.decoder.embed_tokens.weight",
+}
+NUMBER = re.compile("[0-9]{1,18}")
+# Names inside a layer, and those of `transformers`.
+_LEAVES = (("W", "weight"), ("b", "bias"))
+LAYER = {f"ffn_{kind}{number}": f"fc{number}.{leaf}" for kind, leaf in _LEAVES for number in "12"}
+LAYER |= {
+    f"{part}_{kind}{letter}": f"{attention}.{projection}_proj.{leaf}"
+    for part, attention in (("self", "self_attn"), ("context", "encoder_attn"))
+    for letter, projection in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "out"))
+    for kind, leaf in _LEAVES
+}
+LAYER |= {
+    f"{part}_ln_{kind}": f"{norm}_layer_norm.{leaf}"
+    for part, norm in (("self_Wo", "self_attn"), ("context_Wo", "encoder_attn"), ("ffn_ffn", "final"))
+    for kind, leaf in (("scale", "weight"), ("bias", "bias"))
+}
+
+
+class MarianCheckpoint(Checkpoint):
+    """A directory with config.json, vocab.json, source.spm, target.spm and one of the files of `hub.WEIGHTS`."""
+
+    config_kind, model_kind, tokenizer_kind = MarianConfig, MarianTransformer, MarianTokenizer
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "activation_function": "gelu",
+        "attention_dropout": 0.0,
+        "scale_embedding": False,
+        "vocab_size": 58101,
+        "pad_token_id": 58100,
+        "share_encoder_decoder_embeddings": True,
+    }
+    allowed: ClassVar[Mapping[str, Sequence[Any]]] = {
+        "model_type": ("marian",),
+        "activation_function": ACTIVATIONS,
+        **dict.fromkeys(("normalize_before", "normalize_embedding", "add_final_layer_norm"), (False,)),
+        **dict.fromkeys(("static_position_embeddings", "tie_word_embeddings"), (True,)),
+    }
+
+    @property
+    def shared(self) -> bool:  # type: ignore[override]
+        return self.settings["share_encoder_decoder_embeddings"]
+
+    @property
+    def target_size(self) -> str:
+        """Setting of the number of target tokens."""
+        return "decoder_vocab_size" if not self.shared and self.settings.get("decoder_vocab_size") else "vocab_size"
+
+    def config(self, **fields: Any) -> TransformerConfig:
+        source_size = None if self.shared else self.settings["vocab_size"]
+        sizes = {"vocab_size": self.settings[self.target_size], "source_vocab_size": source_size}
+        return super().config(**sizes, alignment_heads=1 if ALIGNED.search(readme_of(self.folder)) else None)
+
+    def vocabulary(self, side: str) -> Vocabulary:
+        settings, (file, ids) = self.settings, self.ids(side)
+        size = self.size("vocab_size" if side == "source" else self.target_size)
+        added_ids = self.added_ids(file, ids)
+        all_ids = ids | added_ids
+        first = {name: all_ids.get(name) for name in CONTROL_TOKENS}
+        # Only a target starts with BOS, so the settings are the target's.
+        if side == "source":
+            first["<s>"] = first["<pad>"]
+        else:
+            pad, end = settings["pad_token_id"], first["</s>"]
+            first = {
+                "pad_token_id": pad,
+                "decoder_start_token_id": settings.get("decoder_start_token_id", pad),
+                "eos_token_id" if "eos_token_id" in settings else "</s>": settings.get("eos_token_id", end),
+                "<unk>": first["<unk>"],
+            }
+        rows = self._rows(file, ids, added_ids, first, size, extra=0)
+        names = {id: piece for piece, id in all_ids.items()}
+        pieces = [names.get(id, "") for id in rows]
+        pieces[1] = unused("<s>", all_ids)
+        codes = [token for token in self.added if re.fullmatch(">>.*<<", token)]
+        added = self.matched(all_ids, [*CONTROL_TOKENS, *codes, *(names[id] for id in rows[:4] if id in names)])
+        return Vocabulary(pieces, rows, added=dict.fromkeys(added, False))
+
+    def ids(self, side: str) -> tuple[Path, dict[str, Any]]:
+        """Returns the file of a side's vocabulary, and its ids by token."""
+        name = "vocab.json"
+        if side == "target" and not self.shared:
+            settings = self.said("tokenizer_config.json")
+            if settings.get("separate_vocabs", (self.folder / "target_vocab.json").is_file()):
+                name = "target_vocab.json"
+        return self.folder / name, self.read(name)
+
+    def added_ids(self, file: Path, ids: Mapping[str, Any]) -> dict[str, int]:
+        """Returns the ids of tokens that were added to the vocabulary in `file`, whose contents are `ids`."""
+        new_ids = dict[str, int]()
+        for name, token in self.added.items():
+            if name in ids:
+                if self.shared and (id := ids[name]) != token.id:
+                    raise BadInput(f"{self.folder}: {name}: expected the id {id} of {file.name}, got {token.id}")
+            elif self.shared:
+                new_ids[name] = token.id
+            else:
+                raise BadInput(f"{self.folder}: added tokens: expected those of {file.name}, got {name!r}")
+        return new_ids
+
+    def archive(self) -> dict[str, Any]:
+        contents: dict[str, Any] = {name: self.sentencepiece(name) for name in (SOURCE, TARGET)}
+        contents[VOCABULARY] = self.target.pieces
+        return contents if self.shared else contents | {SOURCE_VOCABULARY: self.source.pieces}
+
+
+class NativeCheckpoint(MarianCheckpoint):
+    """A release of Marian, read as the files of Hugging Face would be."""
+
+    @property
+    def decoder(self) -> dict[str, Any]:
+        """Contents of decoder.yml."""
+        return self.read(DECODER, _read_yaml)
+
+    def named(self, key: str) -> list[str]:
+        """Returns names of files in decoder.yml, without the directories of the training machine."""
+        names = self.decoder.get(key)
+        return [str(name).rsplit("/", 1)[-1] for name in (names if isinstance(names, list) else [names])]
+
+    @functools.cached_property
+    def settings_file(self) -> Path:
+        """File of the weights, which includes the options."""
+        names = self.named("models")
+        if len(names) != 1 or not names[0].endswith(".npz"):
+            expected = "expected one file .npz, since neither ensembles nor quantized weights (.bin) are read"
+            raise BadInput(f"{self.folder / DECODER}: models: {expected}, got {', '.join(names)}")
+        return self.folder / names[0]
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        arrays = self.read(self.settings_file.name, read_npz, named_by=DECODER)
+        with reading(self.settings_file, f"the options of a model of Marian in {OPTIONS}"):
+            settings = DEFAULTS | self.defaults | _settings_of(_parsed(arrays[OPTIONS].tobytes().rstrip(b"\0")))
+        if NUMBER.fullmatch(str(self.decoder.get("beam-size"))):
+            settings["num_beams"] = int(self.decoder["beam-size"])
+        return settings
+
+    def ids(self, side: str) -> tuple[Path, dict[str, Any]]:
+        names, where = self.named("vocabs"), f"{self.folder / DECODER}: vocabs"
+        if len(names) != 2:
+            raise BadInput(f"{where}: expected two, for source and target, got {', '.join(names)}")
+        if self.shared and names[0] != names[1]:
+            raise BadInput(f"{where}: expected one for source and target, as for embeddings, got {', '.join(names)}")
+        name, size = (names[0], "vocab_size") if side == "source" else (names[1], "decoder_vocab_size")
+        # Marian has no padding. Its vocabularies may have more tokens than the model.
+        padding = self.settings[size] - 1
+        ids = self.read(name, _read_vocabulary, named_by=DECODER).items()
+        used = {piece: id for piece, id in ids if not isinstance(id, int) or id < padding}
+        return self.folder / name, used | {unused("<pad>", used): padding}
+
+    def added_ids(self, file: Path, ids: Mapping[str, Any]) -> dict[str, int]:
+        return {}
+
+    def weights(self) -> tuple[Path, Readers]:
+        tensors = Readers()
+        for name, array in self.read(self.settings_file.name, read_npz, named_by=DECODER).items():
+            if name == OPTIONS:
+                continue
+            if array.dtype.kind != "f":
+                expected = "expected floating-point weights, since others are not read"
+                raise BadInput(f"{self.settings_file}: {name}: {expected}, got {array.dtype}")
+            layer = re.fullmatch(r"(encoder|decoder)_l(\d+)_(.*)", name)
+            # Padding gets zeros.
+            if name in EMBEDDINGS:
+                tensors[EMBEDDINGS[name]] = functools.partial(np.pad, np.atleast_2d(array), [(0, 1), (0, 0)])
+            elif name == "decoder_ff_logit_out_b":
+                tensors["final_logits_bias"] = functools.partial(np.pad, array.ravel(), (0, 1))
+            else:  # [in, out], or a vector [1, d]
+                read = functools.partial(np.transpose if re.search(r"_W[qkvo12]$", name) else np.ravel, array)
+                if layer and layer[3] in LAYER:
+                    name = f"model.{layer[1]}.layers.{int(layer[2]) - 1}.{LAYER[layer[3]]}"
+                tensors[name] = read
+        return self.settings_file, tensors
+
+
+def _settings_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Converts Marian's options to the settings of Hugging Face."""
+
+    def number(name: str, got: Any = None) -> int:
+        got = options.get(name) if got is None else got
+        if not NUMBER.fullmatch(str(got)):
+            raise BadInput(f"{name}: expected a number, got {got!r}")
+        return int(got)
+
+    check_settings({"type": None, **options}, EXPECTED)
+    shared = options.get("tied-embeddings-all") == "true"
+    if not shared:
+        check_settings({"tied-embeddings": None, **options}, {"tied-embeddings": ("true",)})
+        shared = options.get("tied-embeddings-src") == "true"
+    sizes = options.get("dim-vocabs")
+    if not isinstance(sizes, list) or len(sizes) != 2 or (shared and sizes[0] != sizes[1]):
+        raise BadInput(f"dim-vocabs: expected {'one number twice' if shared else 'two numbers'}, got {sizes!r}")
+    source_size, size = (number("dim-vocabs", each) for each in sizes)
+    heads, width = number("transformer-heads"), number("transformer-dim-ffn")
+    decoder_width = number("transformer-decoder-dim-ffn", options.get("transformer-decoder-dim-ffn", "0"))
+    return {
+        "model_type": "marian",
+        "share_encoder_decoder_embeddings": shared,
+        "vocab_size": source_size + 1,
+        "decoder_vocab_size": size + 1,
+        "pad_token_id": size,  # Marian starts a target with zeros instead.
+        "d_model": number("dim-emb"),
+        "encoder_layers": number("enc-depth"),
+        "decoder_layers": number("dec-depth"),
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "encoder_ffn_dim": width,
+        "decoder_ffn_dim": decoder_width or width,
+        "activation_function": options.get("transformer-ffn-activation", "swish"),
+        "scale_embedding": True,
+    }
+
+
+def _read_vocabulary(file: Path) -> dict[str, Any]:
+    """Reads ids by token: YAML by its suffix, or else a token per line, the first with id 0."""
+    if file.suffix == ".spm":
+        raise BadInput(f"{file}: expected a vocabulary of pieces and ids, such as .yml, got a SentencePiece model")
+    if file.suffix in (".yml", ".yaml", ".json"):
+        return {piece: int(id) if NUMBER.fullmatch(str(id)) else id for piece, id in _read_yaml(file).items()}
+    with reading(file, "a vocabulary in UTF-8"):
+        lines = read_bytes(file).decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
+    return {piece: id for id, piece in enumerate(lines)}
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    with reading(file, "a mapping of YAML"):
+        return _parsed(read_bytes(file))
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    mapping = parse_yaml(import_extra("yaml", "marian", "a model of Marian"), text)
+    if not isinstance(mapping, dict):
+        raise ValueError(type(mapping).__name__)
+    return mapping
 
 
 def checkpoint_in(folder: str | os.PathLike[str]) -> MarianCheckpoint:
@@ -68,7 +355,7 @@ def write(translator: TextModel) -> Contents:
     tensors["final_logits_bias"] = bias[np.newaxis]
     if model.embedding.positions == "sinusoidal":
         _reorder(tensors)
-    control_ids = {"pad_token_id": padding, "decoder_start_token_id": padding, "eos_token_id": rows.index(EOS_ID)}
+    ids = {"pad_token_id": padding, "decoder_start_token_id": padding, "eos_token_id": rows.index(EOS_ID)}
     config = {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
@@ -89,13 +376,9 @@ def write(translator: TextModel) -> Contents:
     engines = tokenizer.files if SOURCE in tokenizer.files else dict.fromkeys((SOURCE, TARGET), tokenizer.model)
     # As OPUS-MT's checkpoints have it.
     search = {"bad_words_ids": [[padding]], "renormalize_logits": True}
-    of_layers, of_search, of_tokens = settings_of(translator)
-    files = {
-        "config.json": of_layers | config | control_ids,
-        "generation_config.json": of_search | control_ids | search,
-        "tokenizer_config.json": tokens_config | of_tokens,
-    }
-    return Contents(tensors, files | vocabularies | engines)
+    return Contents(
+        tensors, settings_of(translator, config | ids, ids | search, tokens_config) | vocabularies | engines
+    )
 
 
 def _numbered(pieces: Sequence[str], rows: list[int]) -> dict[str, int]:
