@@ -298,10 +298,8 @@ class _Signature:
         self._write([], dict.fromkeys(inputs, 0))
 
     def _write(self, source: list[int], values: Mapping[str, float]) -> None:
-        padded = source + [0] * (self._width - len(source))
-        for name, buffer in self._inputs.items():
-            dtype = self.dtypes[name]
-            buffer.write(np.array(padded if name == "source" else [_within(values[name], dtype)], dtype))
+        for name, value in _inputs([source + [0] * (self._width - len(source))], values, self.dtypes).items():
+            self._inputs[name].write(value)
 
     def __call__(self, sources: list[list[int]], values: Mapping[str, float]) -> list[dict[str, np.ndarray]]:
         """Returns the outputs of the one source, which includes its language and EOS, for values of other inputs."""
@@ -332,20 +330,23 @@ class _Graph:
 
     def __call__(self, sources: list[list[int]], values: Mapping[str, float]) -> list[dict[str, np.ndarray]]:
         width = max(map(len, sources))
-        padded = [source + [0] * (width - len(source)) for source in sources]
-        inputs = {
-            name: np.array(padded if name == "source" else [_within(values[name], dtype)], dtype)
-            for name, dtype in self.dtypes.items()
-        }
+        inputs = _inputs([source + [0] * (width - len(source)) for source in sources], values, self.dtypes)
         # The graph lists the outputs of one source after those of the other.
         columns = [np.split(output, len(sources)) for output in self._session.run(self._outputs, inputs)]
         return [dict(zip(self._outputs, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _within(value: float, dtype: np.dtype) -> float:
-    """Returns a value, or the nearest one that the dtype can hold. The file clips it to the option's range."""
-    most = np.iinfo(dtype).max if dtype.kind == "i" else float(np.finfo(dtype).max)
-    return min(max(value, -most), most)
+def _inputs(rows: list[list[int]], values: Mapping[str, float], dtypes: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns arrays for the inputs of a file: rows of ids, and values, or the nearest ones that the dtypes can hold.
+
+    The file clips values to the ranges of the options.
+    """
+    inputs = {"source": np.array(rows, dtypes["source"])}
+    for name, dtype in dtypes.items():
+        if name != "source":
+            most = np.iinfo(dtype).max if dtype.kind == "i" else float(np.finfo(dtype).max)
+            inputs[name] = np.array([min(max(values[name], -most), most)], dtype)
+    return inputs
 
 
 def _ids(outputs: dict[str, np.ndarray]) -> list[list[int]]:
@@ -375,29 +376,23 @@ def _quiet() -> Iterator[None]:
     if sys.__stderr__ is None:
         yield
         return
-    with STANDARD_ERROR:
+    with STANDARD_ERROR, open(os.devnull, "wb") as null:
         if sys.stderr is not None:
             sys.stderr.flush()
-        original, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 2)
+        original = os.dup(2)
+        os.dup2(null.fileno(), 2)
         try:
             yield
         finally:
             os.dup2(original, 2)
             os.close(original)
-            os.close(null)
 
 
+# Registered once, at the first model: functions registered later are called before, so their messages appear.
 @functools.cache
 def _end_quietly() -> None:
     """Closes standard error when the process ends, for the accelerators that the runtime lists there once more."""
-
-    def close() -> None:
-        if sys.__stderr__ is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-
-    # Registered once, at the first model: functions registered later are called before, so their messages appear.
-    atexit.register(close)
+    atexit.register(lambda: sys.__stderr__ is None or os.dup2(os.open(os.devnull, os.O_WRONLY), 2))
 
 
 def _newest(path: Path, *files: str) -> Path:
