@@ -32,19 +32,11 @@ def check_convertible(translator: TextModel, wanted: str) -> None:
     check_finite(translator.model.weights)
 
 
-def attentions(layer: keras.layers.Layer) -> list[Any]:
-    """Returns the attentions of an encoder or decoder layer."""
-    return [getattr(layer, name) for name in ("self_attention", "cross_attention") if hasattr(layer, name)]
-
-
-def norms(layer: keras.layers.Layer) -> list[Any]:
-    """Returns the normalizations of an encoder or decoder layer."""
-    names = ("self_attention_norm", "cross_attention_norm", "feed_forward_norm")
-    return [getattr(layer, name) for name in names if hasattr(layer, name)]
-
-
 def check_layers(model: Transformer) -> None:
-    """Checks that every layer computes what the paper's or a family's does. Options may differ."""
+    """Checks that every layer computes what the paper's or a family's does, and that all have the same settings.
+
+    The number of heads and the activation may differ between encoder and decoder.
+    """
 
     def check(layer: keras.layers.Layer, kind: type, *methods: str) -> None:
         kinds = (kind, *(family.model for family in families()))
@@ -59,19 +51,28 @@ def check_layers(model: Transformer) -> None:
     check(model.embedding, PositionalEmbedding, "embed", "rows", "logits")
     if getattr(model, "source_embedding", None) is not None:
         check(model.source_embedding, PositionalEmbedding, "embed", "rows")
+    norm_first, epsilons = [model.config.norm_first], []
     for kind, layers in ((EncoderLayer, model.encoder_layers), (DecoderLayer, model.decoder_layers)):
+        heads = []
         for layer in layers:
             check(layer, kind, "call", "attend_to_itself")
-            for attention in attentions(layer):
-                check(attention, MultiHeadAttention, "project", "attend")
             check(layer.feed_forward, FeedForward, "call")
-            for norm in norms(layer):
-                check(norm, AddAndNorm, "sublayer_input", "call")
+            for name in ("self_attention", "cross_attention", "feed_forward"):
+                if norm := getattr(layer, f"{name}_norm", None):
+                    check(norm, AddAndNorm, "sublayer_input", "call")
+                    epsilons.append(norm.norm.epsilon)
+                if (attention := getattr(layer, name, None)) and name != "feed_forward":
+                    check(attention, MultiHeadAttention, "project", "attend")
+                    heads.append(attention.num_heads)
+            norm_first.append(layer.norm_first)
+        only("num_heads", heads)
+        only("activation", [layer.feed_forward.hidden.activation for layer in layers])
+    only("norm_first", norm_first)
+    only("epsilon", epsilons)
 
 
-def only(name: str, values: list[Any]) -> Any:
-    """Returns the value that all layers share, or raises `BadInput`."""
+def only(name: str, values: list[Any]) -> None:
+    """Raises `BadInput` if the values of layers differ."""
     if len(set(values)) > 1:
         got = " and ".join(sorted({getattr(value, "__name__", str(value)) for value in values}))
         raise BadInput(f"{name}: expected the same value in all layers, since this format has one, got {got}")
-    return values[0]

@@ -30,7 +30,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.extensions.interop.families.pieces import ADDED
 from tf_transformer.extensions.interop.families.weights import widen
-from tf_transformer.extensions.interop.formats.checks import attentions, check_convertible, check_layers, norms, only
+from tf_transformer.extensions.interop.formats.checks import check_convertible, check_layers
 from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 from tf_transformer.utils.files import new_folder
@@ -164,17 +164,14 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
         BadInput: If the model computes what CTranslate2 cannot, or CTranslate2 is not installed.
     """
     import_extra("ctranslate2", "ctranslate2", "this format")
-    from ctranslate2.specs import TransformerSpec
-
     check_layers(model)
+    spec, layers = _empty_spec(model), [*model.encoder_layers, *model.decoder_layers]
 
     def array(x: Tensor) -> Any:
         # CTranslate2 quantizes in place, so this is a copy.
         return np.array(ops.convert_to_numpy(x), ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
-    layers = [*model.encoder_layers, *model.decoder_layers]
-    spec = TransformerSpec(*_stacks(model, layers))
-    spec.config.layer_norm_epsilon = only("epsilon", [norm.norm.epsilon for layer in layers for norm in norms(layer)])
+    spec.config.layer_norm_epsilon = layers[0].feed_forward_norm.norm.epsilon
     for layer_spec, layer in zip([*spec.encoder.layer, *spec.decoder.layer], layers, strict=True):
         _fill_attention(layer_spec.self_attention, layer.self_attention, layer.self_attention_norm, array)
         if hasattr(layer, "cross_attention"):
@@ -205,29 +202,27 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
     return spec
 
 
-def _stacks(model: Any, layers: list[Any]) -> tuple[Any, Any]:
-    """Returns the empty specs of encoder and decoder, whose settings are those of all layers."""
-    from ctranslate2.specs import TransformerDecoderSpec, TransformerEncoderSpec, common_spec
+def _empty_spec(model: Any) -> Any:
+    """Returns a specification with a model's settings, without weights."""
+    from ctranslate2.specs import TransformerDecoderSpec, TransformerEncoderSpec, TransformerSpec, common_spec
 
     activations = {
         keras.activations.relu: common_spec.Activation.RELU,
         keras.activations.gelu: common_spec.Activation.GELU,
         keras.activations.silu: common_spec.Activation.SWISH,
     }
-    norm_first = only("norm_first", [model.config.norm_first, *(layer.norm_first for layer in layers)])
 
     def stack(kind: Any, layers: list[Any], **options: Any) -> Any:
-        activation = only("activation", [layer.feed_forward.hidden.activation for layer in layers])
-        if activation not in activations:
+        if (activation := layers[0].feed_forward.hidden.activation) not in activations:
             expected = ", ".join(known.__name__ for known in activations)
             raise BadInput(f"activation: expected one of {expected}, which CTranslate2 has, got {activation.__name__}")
-        heads = only("num_heads", [attention.num_heads for layer in layers for attention in attentions(layer)])
-        return kind(len(layers), heads, pre_norm=norm_first, activation=activations[activation], **options)
+        options |= {"pre_norm": model.config.norm_first, "activation": activations[activation]}
+        return kind(len(layers), layers[0].self_attention.num_heads, **options)
 
     # The attention that CTranslate2 returns is the mean of the last layer's first heads.
     heads = model.config.alignment_heads or model.decoder_layers[-1].cross_attention.num_heads
-    encoder = stack(TransformerEncoderSpec, model.encoder_layers)
-    return encoder, stack(TransformerDecoderSpec, model.decoder_layers, alignment_heads=heads)
+    decoder = stack(TransformerDecoderSpec, model.decoder_layers, alignment_heads=heads)
+    return TransformerSpec(stack(TransformerEncoderSpec, model.encoder_layers), decoder)
 
 
 def _fill_linear(spec: Any, layer: Any, array: Callable[[Tensor], Any]) -> None:

@@ -18,7 +18,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.decoding.text_model import TextModel, padded
 from tf_transformer.extensions.interop.families.hub import WEIGHTS
-from tf_transformer.extensions.interop.formats.checks import attentions, check_convertible, check_layers, norms, only
+from tf_transformer.extensions.interop.formats.checks import check_convertible, check_layers, only
 from tf_transformer.models.families import family_of_config, family_of_folder
 from tf_transformer.tokenizers.strings import valid
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID
@@ -99,15 +99,12 @@ def _as(tensor: np.ndarray, dtype: str) -> np.ndarray:
 def _check_settings(model: Any) -> None:
     """Checks that one setting describes all layers, and that `transformers` has it."""
     check_layers(model)
-    layers = [*model.encoder_layers, *model.decoder_layers]
-    activations = [layer.feed_forward.hidden.activation for layer in layers]
+    stacks = (model.encoder_layers, model.decoder_layers)
+    activations = [layers[0].feed_forward.hidden.activation for layers in stacks]
     only("activation", [keras.activations.get(model.config.activation), *activations])
-    only("norm_first", [model.config.norm_first, *(layer.norm_first for layer in layers)])
-    for stack in (model.encoder_layers, model.decoder_layers):
-        only("num_heads", [attention.num_heads for layer in stack for attention in attentions(layer)])
-        only("d_ff", [layer.feed_forward.d_ff for layer in stack])
-    epsilon = only("epsilon", [norm.norm.epsilon for layer in layers for norm in norms(layer)])
-    if epsilon > EPSILON:
+    for layers in stacks:
+        only("d_ff", [layer.feed_forward.d_ff for layer in layers])
+    if (epsilon := model.encoder_layers[0].feed_forward_norm.norm.epsilon) > EPSILON:
         raise BadInput(f"epsilon: expected at most {EPSILON}, which `transformers` has, got {epsilon}")
 
 
