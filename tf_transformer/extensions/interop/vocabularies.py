@@ -20,9 +20,10 @@ import keras
 import numpy as np
 
 from tf_transformer.config import BadInput
+from tf_transformer.extensions.interop.engines.litert_client import CODE
 from tf_transformer.extensions.interop.families.m2m100.family import LANGUAGE
 from tf_transformer.extensions.interop.families.m2m100.tokenizer import IDS, M2M100Tokenizer
-from tf_transformer.extensions.interop.families.marian.tokenizer import CODE, SOURCE_VOCABULARY, MarianTokenizer
+from tf_transformer.extensions.interop.families.marian.tokenizer import SOURCE_VOCABULARY
 from tf_transformer.extensions.interop.families.pieces import (
     ADDED,
     SPACE,
@@ -228,7 +229,7 @@ def _renumbered(
         silent = [*old.description["silent"], *(item for item in languages.values() if isinstance(item, str))]
         codes = {code: ids[item] for code, item in languages.items()}
         contents[IDS] = {**old.description, "ids": codes, "silent": [ids[item] for item in silent if item in ids]}
-    is_code = re.compile(CODE if isinstance(old, MarianTokenizer) else "$").fullmatch
+    is_code = re.compile(CODE if old.target.has_codes else "$").fullmatch
     if added := [token for token in new if len(token) > 1 and not is_code(token) and token not in languages.values()]:
         contents[ADDED] = {**old.added, **dict.fromkeys(added, False)}
     return type(old)(archive_of(contents))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-from tf_transformer.extensions.interop.engines.litert_client import encoded, one_of
+from tf_transformer.extensions.interop.engines.litert_client import CODE, encoded, one_of, split_codes
 from tf_transformer.tokenizers.piece_engine import durable_tokenizer, encoded_by, engine_of
 from tf_transformer.tokenizers.strings import text_tensor, utf8
 from tf_transformer.tokenizers.tokenizer import (
@@ -54,10 +54,11 @@ class PieceTable:
         pieces: Tokens by id.
         added: Tokens that are matched first, the longest at each position, and whether white space before one is also a
             token. SentencePiece splits what is between them.
+        has_codes: Whether texts may start with the code of a target language, as in ">>fra<< Good morning."
     """
 
-    def __init__(self, model: bytes, pieces: list[str], added: Mapping[str, bool]) -> None:
-        self.model, self.pieces, self.processor = model, pieces, engine_of(model)
+    def __init__(self, model: bytes, pieces: list[str], added: Mapping[str, bool], has_codes: bool = False) -> None:
+        self.model, self.pieces, self.processor, self.has_codes = model, pieces, engine_of(model), has_codes
         # Raises here for tokens that are not strings, or not UTF-8.
         "".join(pieces).encode()
         # No text contains control tokens.
@@ -103,15 +104,21 @@ class PieceTable:
         pieces = tf.concat([tokens, self.split_in_graph(tf.where(is_added, "", parts))], axis=1)
         return self.op.table.lookup(rows.with_values(pieces).merge_dims(1, 2))
 
-    # Subclasses override these two methods to split off more than SentencePiece does.
-
     def split(self, texts: list[str]) -> list[list[str]]:
         """Splits each text into tokens."""
-        return encoded_by(self.processor, texts, str)
+        split = functools.partial(encoded_by, self.processor, kind=str)
+        return split_codes(split, texts) if self.has_codes else split(texts)
 
     def split_in_graph(self, texts: Tensor) -> "tf.RaggedTensor":
         """Splits texts [B], which are UTF-8, into tokens, ragged string [B, None]."""
-        return self.op.engine.tokenize(texts)
+        if not self.has_codes:
+            return self.op.engine.tokenize(texts)
+        has_code = tf.strings.regex_full_match(texts, f"{CODE}(?s:.*)")
+        code = tf.boolean_mask(texts, has_code)
+        code = tf.strings.regex_replace(code, f"({CODE})(?s:.*)", r"\1", replace_global=False)
+        text = tf.strings.regex_replace(texts, f"^{CODE}", "", replace_global=False)
+        codes = tf.RaggedTensor.from_row_lengths(code, tf.cast(has_code, tf.int64))  # one or none per row
+        return tf.concat([codes, self.op.engine.tokenize(text)], axis=1)
 
 
 class PieceTokenizer(Tokenizer):
