@@ -278,11 +278,9 @@ def client(path: str) -> Iterator[Finding]:
 
 
 def _agree(value: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
-    if value.shape != expected.shape:
-        return False
     if value.dtype.kind == "f":
-        return bool(np.allclose(value, expected, rtol=tolerance, atol=tolerance))
-    return bool((value == expected).all())
+        return value.shape == expected.shape and np.allclose(value, expected, rtol=tolerance, atol=tolerance)
+    return np.array_equal(value, expected)
 
 
 def _line(error: Exception) -> str:

@@ -16,11 +16,11 @@ from tf_transformer.extensions.interop.families.hub import WEIGHTS
 from tf_transformer.extensions.interop.families.pieces import ADDED, PieceTokenizer, archive_of
 from tf_transformer.extensions.interop.families.weights import (
     NO_SHARE,
+    READERS,
     SINUSOIDS,
     Assignment,
     Readers,
     check_rows,
-    read_weights,
 )
 from tf_transformer.models.families import Pretrained
 from tf_transformer.models.transformer import Transformer
@@ -150,7 +150,8 @@ class Checkpoint:
         """Returns the first existing file of `WEIGHTS`, and its tensors by PyTorch's names."""
         for name in WEIGHTS:
             if (self.folder / name).is_file():
-                return self.folder / name, self.read(name, functools.partial(read_weights, kind=self.kind))
+                with reading(file := check_file(self.folder / name), f"the weights of {self.kind}"):
+                    return file, self.read(name, READERS[name])
         raise BadInput(f"expected a checkpoint of {self.kind}, found none of {', '.join(WEIGHTS)} in {self.folder}")
 
     # What is made of them.

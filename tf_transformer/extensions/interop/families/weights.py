@@ -25,12 +25,6 @@ SINUSOIDS = {
 }
 
 
-def read_weights(file: Path, kind: str) -> Readers:
-    """Returns the tensors of one of the files in `WEIGHTS`. `kind` is the checkpoint's, for messages."""
-    with reading(check_file(file), f"the weights of {kind}"):
-        return READERS[file.name](file)
-
-
 def _read_safetensors(path: Path) -> Readers:
     file = import_extra("safetensors.numpy", "hub", f"{path}: reading it").safe_open(path, framework="numpy")
     return {name: functools.partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118

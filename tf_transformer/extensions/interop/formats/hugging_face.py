@@ -157,8 +157,7 @@ def _card(translator: TextModel, name: str) -> str:
         # The translator may have no current languages.
         with contextlib.suppress(BadInput):
             languages = translator.tokenizer.current_languages()
-        tokenizer = translator.tokenizer.with_languages(*languages)
-        (token,) = tokenizer.tokens(tokenizer.start_ids()[1:])
+        (token,) = translator.tokenizer.tokens([translator.tokenizer.language_ids[languages[1]]])
         options = f", src_lang={json.dumps(languages[0])}"
         target = f", forced_bos_token_id=tokenizer.convert_tokens_to_ids({json.dumps(token)})"
     table = {"made by": f"tf_transformer {__version__}"}

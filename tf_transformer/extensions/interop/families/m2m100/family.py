@@ -214,12 +214,14 @@ def _numbered(
     if BOS_ID in new_ids:
         added[new_ids[BOS_ID]] = unused("<start>", dict.fromkeys(pieces))
         special.append(added[new_ids[BOS_ID]])
+    # White space before a token is also a token, or not, in `transformers` 4 and 5.
+    flags = {token: PLAIN | {"lstrip": not spaced, "normalized": spaced} for token, spaced in tokenizer.added.items()}
     config = {
         "src_lang": description["source_language"],
         "tgt_lang": description["target_language"],
         "additional_special_tokens": special,
         "added_tokens_decoder": {
-            str(row): PLAIN | {"content": token, "special": token not in plain} | _flags(tokenizer.added.get(token))
+            str(row): flags.get(token, PLAIN) | {"content": token, "special": token not in plain}
             for row, token in added.items()
         },
     }
@@ -234,11 +236,6 @@ def _numbered(
             return config | {"tokenizer_class": "M2M100Tokenizer", "language_codes": name}, {"vocab.json": ids}
     got = ", ".join([*languages][:5])
     raise BadInput(f"languages: expected those of M2M100 after all pieces, in its order, got {got}")
-
-
-def _flags(is_spaced: bool | None) -> dict[str, bool]:
-    """Returns flags of an added token, for which white space before it is a token in `transformers` 4 and 5, or not."""
-    return {} if is_spaced is None else {"lstrip": not is_spaced, "normalized": is_spaced}
 
 
 FAMILY = Family(

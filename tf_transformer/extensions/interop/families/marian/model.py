@@ -77,14 +77,14 @@ class MarianTransformer(Transformer):
 
     def __init__(self, config: MarianConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
-        self.source_embedding = None
-        if (size := config.source_vocab_size) is not None:
-            embedding_class, options = class_for(self.dtype_policy, PositionalEmbedding), self.embedding_options()
-            self.source_embedding = embedding_class(size, **options, name="source_embedding")
+        size = config.source_vocab_size
+        self.source_embedding = None if size is None else self._embedding(size, name="source_embedding")
 
     def make_embedding(self) -> PositionalEmbedding:
-        embedding_class, options = class_for(self.dtype_policy, PositionalEmbedding), self.embedding_options()
-        return embedding_class(self.config.vocab_size, **options, use_bias=True, name="embedding")
+        return self._embedding(self.config.vocab_size, use_bias=True, name="embedding")
+
+    def _embedding(self, size: int, **options: Any) -> PositionalEmbedding:
+        return class_for(self.dtype_policy, PositionalEmbedding)(size, **self.embedding_options(), **options)
 
     def embedding_options(self) -> dict[str, Any]:
         config = self.config
