@@ -156,32 +156,27 @@ class _Buffer(ctypes.Structure):  # TF_Buffer
 
 
 # Result and arguments. The last argument of functions for `call` is a TF_Status.
-FUNCTIONS = {
-    "TF_Version": (c_char_p, []),
-    "TF_Message": (c_char_p, [c_void_p]),
-    **{f"TF_New{name}": (c_void_p, []) for name in ("Status", "Buffer", "Graph", "SessionOptions")},
-    **{f"TF_Delete{name}": (None, [c_void_p]) for name in ("Status", "Buffer", "Graph", "SessionOptions", "Tensor")},
-    **dict.fromkeys(("TF_GetCode", "TF_TensorType", "TF_NumDims"), (c_int, [c_void_p])),
-    "TF_NewBufferFromString": (c_void_p, [c_char_p, c_size_t]),
-    "TF_LoadLibrary": (c_void_p, [c_char_p, c_void_p]),
-    "TF_GraphOperationByName": (c_void_p, [c_void_p, c_char_p]),
-    "TF_LoadSessionFromSavedModel": (
-        c_void_p,
-        [c_void_p, c_void_p, c_char_p, POINTER(c_char_p), c_int, c_void_p, c_void_p, c_void_p],
-    ),
-    "TF_SessionRun": (
-        None,
-        [c_void_p, c_void_p] + 2 * [POINTER(_Output), POINTER(c_void_p), c_int] + [c_void_p, c_int, c_void_p, c_void_p],
-    ),
-    **dict.fromkeys(("TF_CloseSession", "TF_DeleteSession"), (None, [c_void_p, c_void_p])),
-    "TF_AllocateTensor": (c_void_p, [c_int, POINTER(c_int64), c_int, c_size_t]),
-    "TF_TensorFromProto": (None, [c_void_p, c_void_p, c_void_p]),
-    "TF_Dim": (c_int64, [c_void_p, c_int]),
-    "TF_TensorData": (c_void_p, [c_void_p]),
-    "TF_StringInit": (None, [c_void_p]),
-    "TF_StringCopy": (None, [c_void_p, c_char_p, c_size_t]),
-    "TF_StringGetDataPointer": (c_void_p, [c_void_p]),
-    "TF_StringGetSize": (c_size_t, [c_void_p]),
+P, S, N, L, Z = c_void_p, c_char_p, c_int, c_int64, c_size_t  # any pointer, a string, and integers of three sizes
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "TF_Version": (S,),
+    "TF_Message": (S, P),
+    **{f"TF_New{name}": (P,) for name in ("Status", "Buffer", "Graph", "SessionOptions")},
+    **{f"TF_Delete{name}": (None, P) for name in ("Status", "Buffer", "Graph", "SessionOptions", "Tensor")},
+    **dict.fromkeys(("TF_GetCode", "TF_TensorType", "TF_NumDims"), (N, P)),
+    "TF_NewBufferFromString": (P, S, Z),
+    "TF_LoadLibrary": (P, S, P),
+    "TF_GraphOperationByName": (P, P, S),
+    "TF_LoadSessionFromSavedModel": (P, P, P, S, P, N, P, P, P),
+    "TF_SessionRun": (None, P, P, P, P, N, P, P, N, P, N, P, P),
+    **dict.fromkeys(("TF_CloseSession", "TF_DeleteSession"), (None, P, P)),
+    "TF_AllocateTensor": (P, N, P, N, Z),
+    "TF_TensorFromProto": (None, P, P, P),
+    "TF_Dim": (L, P, N),
+    "TF_TensorData": (P, P),
+    "TF_StringInit": (None, P),
+    "TF_StringCopy": (None, P, S, Z),
+    "TF_StringGetDataPointer": (P, P),
+    "TF_StringGetSize": (Z, P),
 }
 
 
@@ -198,7 +193,7 @@ class _Library:
             ctypes.CDLL(str(_existing(folder / f"libtensorflow_{name}{suffix}")), mode=ctypes.RTLD_GLOBAL)
             for name in ("framework", "cc")
         ]
-        for name, (result, arguments) in FUNCTIONS.items():
+        for name, (result, *arguments) in FUNCTIONS.items():
             function = next(getattr(library, name) for library in reversed(libraries) if hasattr(library, name))
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)

@@ -8,9 +8,6 @@ EOS. Ours divides by ((5 + length) / 6)^length_penalty, with EOS. And its rule f
 
 Two defaults also differ. `min_decoding_length=1` forbids the empty output. Here that is `min_length=2`, which counts
 EOS. `max_decoding_length=256` holds for every sentence. Here the limit is the source's length + 50.
-
-Argos Translate splits texts into sentences and searches with its own options: at least 4 beams and a length penalty of
-0.2.
 """
 
 import json
@@ -51,18 +48,9 @@ def save(translator: TextModel, path: str | os.PathLike[str], quantization: Quan
     """Writes a model directory for `ctranslate2.Translator` atomically.
 
     It holds model.bin, config.json, shared_vocabulary.json (or source_vocabulary.json and target_vocabulary.json) and
-    `Tokenizer.files`: tokenizer.model, or source.spm and target.spm of a pretrained model that has both. Then a code
-    such as ">>fra<<" is a token before the text's. A multilingual model has sentencepiece.bpe.model. It takes a
-    language's token, such as "__en__" or "eng_Latn", before the source's tokens, and the target language's as
-    `target_prefix`. Sources are lists of SentencePiece's tokens. CTranslate2 adds EOS:
-
-        sp = sentencepiece.SentencePieceProcessor(model_file="folder/tokenizer.model")
-        result = ctranslate2.Translator("folder").translate_batch([sp.encode("Hello world.", out_type=str)])
-        sp.decode(result[0].hypotheses[0])
-
-    Tokens that were added to a pretrained model are in tokens.json. Split texts at them, the longest first, and pass
-    only the text between them to SentencePiece. If tokens.json has two ids for a token, the first one, of "▁", replaces
-    the white space before it.
+    `Tokenizer.files`: tokenizer.model, source.spm and target.spm, or sentencepiece.bpe.model. Sources are lists of
+    SentencePiece's tokens, after the token of a language or a code such as ">>fra<<", if any. CTranslate2 adds EOS. See
+    docs/guides/ctranslate2.md, and docs/guides/new-language.md for added tokens, which are in tokens.json.
 
     For a model with learned positions, also pass `max_input_length` and `max_decoding_length` of at most its
     max_length: beyond it CTranslate2 raises RuntimeError.
@@ -101,11 +89,7 @@ def save(translator: TextModel, path: str | os.PathLike[str], quantization: Quan
 def save_argos(
     translator: TextModel, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **facts: Any
 ) -> None:
-    """Writes a directory with one file, `translate-SOURCE_TARGET.argosmodel`, atomically.
-
-        translator.save("argos/mine/1", format="argos", source_language="en", target_language="de")
-
-    Then `argospm install argos/mine/1/translate-en_de.argosmodel` installs it.
+    """Writes a directory with one file, `translate-SOURCE_TARGET.argosmodel`, which `argospm install` installs.
 
     Args:
         translator: A `Translator` of one pair of languages, with one tokenizer for both.
