@@ -86,7 +86,6 @@ class Servable:
             c.TF_DeleteSessionOptions(options)
             c.TF_DeleteBuffer(buffer)
         self.signatures = _signatures(c, meta_graph)
-        self._outputs: dict[str, _Output] = {}
 
     def predict(
         self, inputs: dict[str, Any], signature: str = "serving_default", outputs: Any = None
@@ -108,21 +107,16 @@ class Servable:
         for name in ports.inputs:
             if name not in inputs:
                 raise KeyError(f"inputs of {signature}: expected {', '.join(ports.inputs)}; {name!r} is missing")
-        feeds = [self._output(ports.inputs[name].tensor) for name in inputs]
-        fetches = [self._output(ports.outputs[name].tensor) for name in names]
+        feeds = (_Output * len(inputs))(*(self._output(ports.inputs[name].tensor) for name in inputs))
+        fetches = (_Output * len(names))(*(self._output(ports.outputs[name].tensor) for name in names))
         values: list[int] = []
-        results = (c_void_p * len(fetches))()
+        results = (c_void_p * len(names))()
         try:
             for name, value in inputs.items():
                 array = value if isinstance(value, np.ndarray) else np.array(value, ports.inputs[name].dtype)
                 values.append(_tensor(self._c, array.astype(object) if array.dtype.kind in "SU" else array))
-            self._c.call(
-                "TF_SessionRun",
-                *(self._session, None),
-                *((_Output * len(feeds))(*feeds), (c_void_p * len(feeds))(*values), len(feeds)),
-                *((_Output * len(fetches))(*fetches), results, len(fetches)),
-                *(None, 0, None),
-            )
+            fed = feeds, (c_void_p * len(values))(*values), len(values)
+            self._c.call("TF_SessionRun", self._session, None, *fed, fetches, results, len(names), None, 0, None)
             return {name: _array_of(self._c, result) for name, result in zip(names, results, strict=True)}
         finally:
             for tensor in [*results, *values]:
@@ -138,13 +132,10 @@ class Servable:
             self._c.TF_DeleteGraph(self._graph)
 
     def _output(self, tensor: str) -> "_Output":
-        if tensor not in self._outputs:
-            name, _, index = tensor.partition(":")
-            operation = self._c.TF_GraphOperationByName(self._graph, name.encode())
-            if not operation:
-                raise SessionError(5, f"the graph has no tensor {tensor!r}")
-            self._outputs[tensor] = _Output(operation, int(index or 0))
-        return self._outputs[tensor]
+        name, _, index = tensor.partition(":")
+        if operation := self._c.TF_GraphOperationByName(self._graph, name.encode()):
+            return _Output(operation, int(index or 0))
+        raise SessionError(5, f"the graph has no tensor {tensor!r}")
 
 
 class _Output(ctypes.Structure):  # TF_Output
@@ -207,8 +198,7 @@ class _Library:
         status = self.TF_NewStatus()
         try:
             result = getattr(self, name)(*arguments, status)
-            code = self.TF_GetCode(status)
-            if code:
+            if code := self.TF_GetCode(status):
                 raise SessionError(code, self.TF_Message(status).decode("utf-8", "replace"))
             return result
         finally:
