@@ -286,6 +286,15 @@ class Checkpoint:
                         raise BadInput(f"{token}: {expected}, got {before.id} and {id}")
         return tokens
 
+    def added_ids(self, file: Path, ids: Mapping[str, Any]) -> dict[str, int]:
+        """Returns the ids of tokens that were added to the vocabulary in `file`, whose contents are `ids`."""
+        for name, token in self.added.items():
+            if self.shared and (id := ids.get(name, token.id)) != token.id:
+                raise BadInput(f"{self.folder}: {name}: expected the id {id} of {file.name}, got {token.id}")
+            if not self.shared and name not in ids:
+                raise BadInput(f"{self.folder}: added tokens: expected those of {file.name}, got {name!r}")
+        return {name: token.id for name, token in self.added.items() if name not in ids}
+
     def matched(self, names: Container[str], controls: Iterable[str]) -> list[str]:
         """Returns the added tokens that texts may contain, of the tokens with an id (`names`).
 

@@ -84,7 +84,7 @@ class M2M100Checkpoint(Checkpoint):
         """
         size, (file, ids, language_tokens) = self.size("vocab_size"), self._numbered()
         more = {token: len(ids) + i for i, token in enumerate(language_tokens.values())}
-        more |= {name: token.id for name, token in self.added.items() if name not in ids}
+        more |= self.added_ids(file, ids)
         first = {name: self.settings[name] for name in CONTROL_IDS} | {"<unk>": ids.get("<unk>")}
         rows, names = self._rows(file, ids, more, first, size, extra=2), ids | more
         by_id, number = {id: piece for piece, id in names.items()}, itertools.count()
@@ -137,9 +137,6 @@ class M2M100Checkpoint(Checkpoint):
             ids = {piece: id for id, piece in enumerate([*SPECIAL, *pieces])}
             stated = [*filter(LANGUAGE.fullmatch, self.added)]
             language_tokens = self._languages(stated) | {code: code for code in stated}
-        for name, token in self.added.items():
-            if (id := ids.get(name, token.id)) != token.id:
-                raise BadInput(f"{self.folder}: {name}: expected the id {id} of {file.name}, got {token.id}")
         return file, ids, language_tokens
 
     def _languages(self, stated: list[str]) -> dict[str, str]:

@@ -159,19 +159,6 @@ class MarianCheckpoint(Checkpoint):
                 name = "target_vocab.json"
         return self.folder / name, self.read(name)
 
-    def added_ids(self, file: Path, ids: Mapping[str, Any]) -> dict[str, int]:
-        """Returns the ids of tokens that were added to the vocabulary in `file`, whose contents are `ids`."""
-        new_ids = dict[str, int]()
-        for name, token in self.added.items():
-            if name in ids:
-                if self.shared and (id := ids[name]) != token.id:
-                    raise BadInput(f"{self.folder}: {name}: expected the id {id} of {file.name}, got {token.id}")
-            elif self.shared:
-                new_ids[name] = token.id
-            else:
-                raise BadInput(f"{self.folder}: added tokens: expected those of {file.name}, got {name!r}")
-        return new_ids
-
     def archive(self) -> dict[str, Any]:
         contents: dict[str, Any] = {name: self.sentencepiece(name) for name in (SOURCE, TARGET)}
         contents[VOCABULARY] = self.target.pieces
