@@ -20,8 +20,10 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.extensions.interop.formats.portable import Portable, graph_of_ids
-from tf_transformer.utils.lazy import import_extra
+from tf_transformer.utils.extras import import_extra
+from tf_transformer.utils.lazy import lazily
 
+onnx, helper, numpy_helper = (lazily(f"onnx{part}", "an export to ONNX") for part in ("", ".helper", ".numpy_helper"))
 _CENTERED = ("Sub", "x", ("ReduceMean", "x"))
 _VARIANCE = ("ReduceMean", ("Mul", _CENTERED, _CENTERED))
 _INVERSE = ("Reciprocal", ("Sqrt", ("Add", _VARIANCE, "epsilon")))
@@ -160,8 +162,6 @@ def take_from_state(graph: Any) -> None:
 
 def infer_sizes(graph: Any) -> None:
     """Replaces the one computed size of a reshape, such as the number of rows, by -1. Eight nodes compute it."""
-    from onnx import numpy_helper
-
     constants = {one.name: one for part in graphs_in(graph) for one in part.initializer}
     for part in graphs_in(graph):
         producers = {name: node for node in part.node for name in node.output}
@@ -206,7 +206,6 @@ def take_from_steps(graph: Any) -> None:
 
 def fuse_norms(graph: Any) -> None:
     """Replaces the ten nodes of each layer normalization by one."""
-    from onnx import helper, numpy_helper
 
     def matches(pattern: Any, name: str, producers: dict[str, Any], values: dict[str, str]) -> bool:
         """Returns whether a value is computed as in a pattern, whose strings it binds in `values`."""
@@ -281,8 +280,6 @@ def _remove_unused(graph: Any) -> None:
 
 def _tables(graph: Any) -> list[tuple[str, str]]:
     """Returns the names of the embedding tables, each with that of its copy for the softmax, or ""."""
-    from onnx import numpy_helper
-
     matrices = {one.name: numpy_helper.to_array(one) for one in graph.initializer if len(one.dims) == 2}
     looked_up = {node.input[0] for part in graphs_in(graph) for node in part.node if node.op_type == "Gather"}
     tables = []
@@ -296,8 +293,6 @@ def _tables(graph: Any) -> list[tuple[str, str]]:
 
 def store_integers(graph: Any, table: str, weights: str) -> None:
     """Looks up embeddings in the 8-bit softmax weights of a quantized graph, or an 8-bit table if it has none ("")."""
-    from onnx import TensorProto, helper, numpy_helper
-
     integers, scales = (f"{weights or table}_{part}" for part in ("quantized", "scale"))
     if not weights:
         rows = next(numpy_helper.to_array(one) for one in graph.initializer if one.name == table)
@@ -309,7 +304,7 @@ def store_integers(graph: Any, table: str, weights: str) -> None:
         # Softmax weights are [d, V], so their rows for ids [B, T] are [d, B, T].
         number, scale, row = (f"{output}_{part}" for part in ("integers", "scales", "row"))
         yield helper.make_node("Gather", [integers, ids], [number], axis=int(bool(weights)))
-        yield helper.make_node("Cast", [number], [f"{number}_cast"], to=TensorProto.FLOAT)
+        yield helper.make_node("Cast", [number], [f"{number}_cast"], to=onnx.TensorProto.FLOAT)
         yield helper.make_node("Gather", [scales, ids], [scale])
         yield helper.make_node("Mul", [f"{number}_cast", scale], [row if weights else output])
         if weights:
@@ -325,11 +320,10 @@ def store_integers(graph: Any, table: str, weights: str) -> None:
 
 def _quantized(model: Any) -> Any:
     """Makes matmuls of 8-bit integers: weights have a scale per channel, inputs get one when they are computed."""
-    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     # Without this mark it logs advice.
-    onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
+    helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         quantize_dynamic(
