@@ -33,19 +33,14 @@ POSITIONS = 1024  # minimum size of the position table, since `transformers` rea
 CONTROL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 TABLES = [f"model.{module}.weight" for module in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
 # Fields of a configuration, and their names in config.json.
-FIELDS = {
+FIELDS = {name: name for name in ("d_model", "dropout", "attention_dropout", "vocab_size", "scale_embedding")} | {
     "num_layers": "encoder_layers",
-    "d_model": "d_model",
-    "d_ff": "encoder_ffn_dim",
-    "num_heads": "encoder_attention_heads",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-    "vocab_size": "vocab_size",
     "num_decoder_layers": "decoder_layers",
-    "num_decoder_heads": "decoder_attention_heads",
+    "d_ff": "encoder_ffn_dim",
     "decoder_d_ff": "decoder_ffn_dim",
+    "num_heads": "encoder_attention_heads",
+    "num_decoder_heads": "decoder_attention_heads",
     "activation": "activation_function",
-    "scale_embedding": "scale_embedding",
 }
 # Files only have values that differ from these.
 DEFAULTS: dict[str, Any] = {"d_model": 1024, "dropout": 0.1} | {

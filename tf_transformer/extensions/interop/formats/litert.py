@@ -65,13 +65,10 @@ class _Module(tf.Module):
         # `tf.saved_model.save` finds variables in attributes.
         self.softmax_weights, self.variables_of_model = weights, [variable.value for variable in model.weights]
         longest = translator.max_source_length
-        self.functions = {SIGNATURE: graph_of_ids(translator, max_length, longest, max_length, weights)} | {
-            f"{SIGNATURE}_{tokens}": graph_of_ids(
-                translator, max_length, tokens, min(3 * tokens // 2, max_length), weights
-            )
-            for tokens in LENGTHS
-            if tokens < longest
-        }
+        shorter = [tokens for tokens in LENGTHS if tokens < longest]
+        sizes = {SIGNATURE: (longest, max_length)}
+        sizes |= {f"{SIGNATURE}_{tokens}": (tokens, min(3 * tokens // 2, max_length)) for tokens in shorter}
+        self.functions = {name: graph_of_ids(translator, max_length, *size, weights) for name, size in sizes.items()}
 
 
 class _Builder(flatbuffers.Builder):
