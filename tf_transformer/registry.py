@@ -22,9 +22,9 @@ Kind = Literal["engines", "formats", "families", "tasks", "commands", "services"
 BUILT_IN: dict[Kind, dict[str, str]] = {
     "engines": {
         "savedmodel": "inference.loading:SAVED_MODEL",
-        "litert": "extensions.interop.engines:LITERT",
-        "onnx": "extensions.interop.engines:ONNX",
-        "run": "training.tasks:RUN",
+        "litert": "extensions.interop.engines.portable:OPENS_LITERT",
+        "onnx": "extensions.interop.engines.portable:OPENS_ONNX",
+        "run": "training.opening:RUN",
         "checkpoint": "extensions.interop.families.hub:CHECKPOINT",
     },
     "formats": {

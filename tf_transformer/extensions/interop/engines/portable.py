@@ -8,9 +8,11 @@ from typing import Annotated, Any, ClassVar
 from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.extensions.interop.engines import litert_client
 from tf_transformer.inference.engine import Engine, Hypothesis, Request, TranslationResult
+from tf_transformer.inference.openers import Opener
+from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.utils import folders
+from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import user_path
-from tf_transformer.utils.folders import model_folder
-from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.terminal import STANDARD_ERROR
 from tf_transformer.utils.values import BadInput, Count, between, checked
 
@@ -49,7 +51,7 @@ class PortableEngine(Engine):
             self._client = self.translator(user_path(path), threads, batch_size)
         except ValueError as error:
             raise BadInput(str(error)) from error
-        self._arguments: dict[str, Any] = {"path": model_folder(path).absolute(), "threads": threads}
+        self._arguments: dict[str, Any] = {"path": folders.model_folder(path).absolute(), "threads": threads}
         self.batch_size = self._client.batch_size
         self.call_options = tuple(name for name in self._client.options if name not in LANGUAGES)
         self.max_values = {"n_best": self.metadata["beam_size"], "max_length": self.metadata["max_length"]}
@@ -86,3 +88,9 @@ class ONNX(PortableEngine):
 
     package = "onnxruntime", "onnx"
     translator = litert_client.ONNXTranslator
+
+
+OPENS_LITERT, OPENS_ONNX = (
+    Opener(kind.translator.KIND, functools.partial(folders.holds, file=file), kind, takes=frozenset({"threads"}))
+    for kind, file in ((LiteRT, folders.LITERT), (ONNX, folders.ONNX))
+)
