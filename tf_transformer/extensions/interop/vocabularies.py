@@ -192,10 +192,10 @@ def _extended(translator: Any, relatives: Mapping[str, str | None], code: str = 
     for name, pieces in vocabularies.items():
         side = getattr(old, "source" if name == SOURCE_VOCABULARY else "target", old)
         new = dict[str, Row]()
-        for token in [token for token in relatives if token not in pieces]:
-            if relatives[token] in pieces:
-                new[token] = (pieces.index(relatives[token]),)
-            else:
+        for token, like in relatives.items():
+            if token not in pieces and like is not None and like in pieces:
+                new[token] = (pieces.index(like),)
+            elif token not in pieces:
                 split = [id for id in side.encode([token])[0] if id != UNKNOWN_ID and pieces[id] != SPACE]
                 new[token] = tuple(split or {*range(old.first_piece, len(pieces))} - silent)
         at = min(old.language_ids.values(), default=len(pieces))

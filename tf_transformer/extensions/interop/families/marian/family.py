@@ -191,7 +191,8 @@ class NativeCheckpoint(MarianCheckpoint):
     def settings(self) -> dict[str, Any]:
         arrays = self.read(self.settings_file.name, read_npz, named_by=DECODER)
         with reading(self.settings_file, f"the options of a model of Marian in {OPTIONS}"):
-            settings = DEFAULTS | self.defaults | _settings_of(_parsed(arrays[OPTIONS].tobytes().rstrip(b"\0")))
+            options = _parsed(arrays[OPTIONS].tobytes().rstrip(b"\0"))
+            settings = {**DEFAULTS, **self.defaults, **_settings_of(options)}
         if NUMBER.fullmatch(str(self.decoder.get("beam-size"))):
             settings["num_beams"] = int(self.decoder["beam-size"])
         return settings
