@@ -166,17 +166,18 @@ def test_time_distributed(case):
         assert_close(model(several)[:, i], layer(several[:, i]))
 
 
+class Around(keras.Model):
+    def __init__(self, layer, case):
+        super().__init__()
+        self.layer, self.case = layer, case
+
+    def call(self, inputs):
+        return self.case.call(self.layer, inputs)
+
+
 @every_case
 def test_in_a_subclassed_model(case):
-    class Around(keras.Model):
-        def __init__(self, layer):
-            super().__init__()
-            self.layer = layer
-
-        def call(self, inputs):
-            return case.call(self.layer, inputs)
-
-    model = Around(case.make())
+    model = Around(case.make(), case)
     model(case.arrays())
     assert_close(draw_weights(model)(case.arrays()), case.output())
 
@@ -189,6 +190,21 @@ def test_summary(case):
     (row,) = (line for line in table.splitlines() if line.startswith("│ it "))
     assert f"(None, None, {case.output_shape[-1]})" in row
     assert f"Total params: {sum(weight.size for weight in model.get_weights()):,} " in table
+
+
+@every_case
+def test_summary_of_a_subclassed_model(case):
+    model, lines = Around(case.make(name="it"), case), []
+    model(case.arrays())
+    model.summary(print_fn=lines.append)
+    (row,) = (line for line in "\n".join(lines).splitlines() if line.startswith("│ it "))
+    assert str(case.output_shape) in row
+
+
+def test_summary_of_a_built_transformer():
+    model = MODELS[0].make()
+    model.build()
+    model.summary(print_fn=lambda line: None)
 
 
 def test_plot_model(tmp_path):

@@ -74,8 +74,9 @@ class Layer(Rematerialized):
     def check_inputs(self, inputs: dict[str, Any]) -> None:
         """Raises `BadInput` if the arguments of a call do not fit each other. A subclass may override this."""
 
-    def compute_output_shape(self, x_shape: Shape, *other_shapes: Shape) -> Any:
-        return x_shape
+    def compute_output_shape(self, *shapes: Shape, **named_shapes: Shape) -> Any:
+        # Keras's `summary` passes the shapes by the names of `build`.
+        return [*shapes, *named_shapes.values()][0]
 
     def get_config(self) -> dict[str, Any]:
         # Every argument of a constructor is an attribute of its name, so the config is read off the signatures, those
