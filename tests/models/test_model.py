@@ -295,6 +295,7 @@ def ragged(*rows):
         (lambda: {"source": SOURCE, "target": TARGET}, "one dict"),
         (lambda: (SOURCE, TARGET, TARGET), "3 parts"),
         (lambda: (ragged([3, 2], [5]), ragged([1], [1, 4])), "a ragged tensor, for which write ids.to_tensor.*"),
+        (lambda: (np.array(["a"]), np.array(["b"])), "strings. Make ids of texts with tt.data.token_batches.*"),
         (lambda: (SOURCE, TARGET[:1]), r"shapes \(2, 7\) and \(1, 5\)"),
     ],
 )
@@ -323,6 +324,16 @@ def test_an_id_out_of_the_vocabulary_raises_bad_input(wrong):
     for inputs, labels in (((ids, TARGET), TARGET), ((TARGET, ids), TARGET), ((TARGET, TARGET), ids)):
         with pytest.raises(BadInput, match=f"^expected ids from 0 to below vocab_size={V}, got {wrong}[^\n]*$"):
             model.fit(inputs, labels, verbose=0)
+
+
+@pytest.mark.skipif(not ON_TENSORFLOW, reason="other backends cannot raise in a step")
+def test_evaluate_predict_and_calls_report_such_an_id_in_one_line():
+    model = built(ONE_LAYER)
+    model.compile("sgd", SmoothedCrossEntropy())
+    wrong = (SOURCE, np.full_like(TARGET, V))
+    for use in (lambda ids: model.evaluate(ids, TARGET, verbose=0), lambda ids: model.predict(ids, verbose=0), model):
+        with pytest.raises(BadInput, match=f"^expected ids from 0 to below vocab_size={V}, got {V}$"):
+            use(wrong)
 
 
 def test_frozen_weights_can_be_frozen_in_another_model():
@@ -358,8 +369,10 @@ def test_fit_rejects_other_inputs():
     model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
     for x, y, message in (
         ({"source": SOURCE, "target": TARGET}, TARGET, r"^inputs: expected \(source, target\), .* got one dict$"),
+        ((["Two doors."], ["Zwei"]), ["Zwei"], "^x, y: expected arrays of ids, got a list. Make ids of texts with"),
         ((rows, rows), rows, r"^labels: expected an array of ids \[B, T\], .* write labels.to_tensor\(\)$"),
-    )[: 2 if ON_TENSORFLOW else 1]:  # the second has a tensor of TensorFlow
+        ((SOURCE, TARGET), None, r"^labels: expected ids \[B, T\], got none. Pass batches of"),
+    )[: 4 if ON_TENSORFLOW else 2]:  # the third has a tensor of TensorFlow, the last needs our step
         with pytest.raises(BadInput, match=message):
             model.fit(x, y, verbose=0)
 

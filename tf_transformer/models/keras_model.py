@@ -2,8 +2,8 @@
 
 import contextlib
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import numpy as np
@@ -166,6 +166,9 @@ if keras.backend.backend() != "tensorflow":  # Keras's own step, on one device
     Model = keras.Model  # type: ignore[misc]
 
 
+MAKE_IDS = "Make ids of texts with tt.data.token_batches, and pad lists of ids with keras.utils.pad_sequences."
+
+
 class KerasModel(Model):
     """Base of `Transformer`: methods of `keras.Model` that differ for a model of token ids.
 
@@ -181,7 +184,8 @@ class KerasModel(Model):
     def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
         # Checked here, since Keras adds lines to an error from `call`.
         check_pair(inputs)
-        return super().__call__(inputs, *args, **kwargs)
+        with self._short_errors():
+            return super().__call__(inputs, *args, **kwargs)
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains the model as `keras.Model.fit` does, with short errors.
@@ -201,19 +205,33 @@ class KerasModel(Model):
         x, labels = arguments.get("x"), arguments.get("y")
         if isinstance(labels, np.ndarray):
             labels = labels[labels != getattr(self.loss, "ignore_class", None)]
-        for ids in (*(x if isinstance(x, tuple | list) else ()), labels):
+        for ids in (*(x if isinstance(x, tuple | list) else (x,)), labels):
+            if isinstance(ids, list | str) or _holds_text(ids):  # Keras's error would contain all of it.
+                raise BadInput(f"x, y: expected arrays of ids, got a {type(ids).__name__}. {MAKE_IDS}")
             if isinstance(ids, np.ndarray) and ids.size:
                 self._check_range(ids.max() if ids.max() >= self.config.vocab_size else ids.min())
-        with contextlib.ExitStack() as self.after_fit:
-            try:
-                return super().fit(*args, **kwargs)
-            except Exception as error:
-                # TensorFlow's InvalidArgumentError has sixty lines.
-                if type(error).__name__ == "InvalidArgumentError":
-                    for id, size in re.findall(r"= (-?\d+) is not in \[0, (\d+)\)", str(error)):
-                        if int(size) == self.config.vocab_size:
-                            self._check_range(int(id))
-                raise
+        with contextlib.ExitStack() as self.after_fit, self._short_errors():
+            return super().fit(*args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        with self._short_errors():
+            return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        with self._short_errors():
+            return super().predict(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _short_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            # TensorFlow's InvalidArgumentError has sixty lines.
+            if type(error).__name__ == "InvalidArgumentError":
+                for id, size in re.findall(r"= (-?\d+) is not in \[0, (\d+)\)", str(error)):
+                    if int(size) == self.config.vocab_size:
+                        self._check_range(int(id))
+            raise
 
     def _check_range(self, id: int) -> None:
         V = self.config.vocab_size
@@ -263,6 +281,8 @@ def check_pair(inputs: Any) -> None:
         got = f"{len(inputs)} parts" if isinstance(inputs, tuple | list) else f"one {type(inputs).__name__}"
     elif any(hasattr(ids, "row_splits") for ids in inputs):
         got = "a ragged tensor, for which write ids.to_tensor(); it pads with 0"
+    elif any(map(_holds_text, inputs)):
+        got = f"strings. {MAKE_IDS}"
     elif any(getattr(getattr(ids, "shape", None), "rank", 2) is None for ids in inputs):  # known later
         return
     else:
@@ -271,3 +291,7 @@ def check_pair(inputs: Any) -> None:
             return
         got = f"shapes {source} and {target}"
     raise BadInput(f"inputs: expected (source, target), arrays of ids [B, S] and [B, T]; got {got}")
+
+
+def _holds_text(ids: Any) -> bool:
+    return getattr(getattr(ids, "dtype", None), "name", "").startswith(("str", "bytes", "object"))
