@@ -136,7 +136,7 @@ def test_a_wrong_number_of_axes_raises_bad_input(case, symbolic):
     assert not layer.built
 
 
-def test_keys_as_a_mask_lists_and_ragged_tensors_raise_bad_input():
+def test_keys_as_a_mask_lists_ragged_tensors_and_an_unknown_width_raise_bad_input():
     """Keras's order is query, value, key, so keys can arrive as the mask."""
     attention, x = tt.layers.MultiHeadAttention(1, name="it"), np.random.default_rng(1).normal(size=(B, T, D))
     expected = r"^it: expected mask \[B, T\] of bools, got .* \(2, 5, 7\). The arguments are query, value, mask$"
@@ -144,6 +144,8 @@ def test_keys_as_a_mask_lists_and_ragged_tensors_raise_bad_input():
         attention(x, x, x)
     with pytest.raises(tt.BadInput, match=r"^it: expected query \[B, T, d\], got a list$"):
         attention([x, x])
+    with pytest.raises(tt.BadInput, match=r"^it: expected query \[B, T, d\], got float32 \(None, 5, None\)$"):
+        attention(keras.Input((5, None)))
     tf = pytest.importorskip("tensorflow")
     with pytest.raises(tt.BadInput, match=r"^it: expected ids \[B, T\], got a ragged tensor, for which write ids"):
         tt.layers.PositionalEmbedding(V, D, name="it")(tf.ragged.constant([[5, 6], [7]]))

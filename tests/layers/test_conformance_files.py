@@ -67,6 +67,21 @@ def test_load_weights(case, tmp_path):
     assert_close(other(case.arrays()), case.output())
 
 
+@pytest.mark.parametrize("name", ["encoder", "feed_forward"])
+def test_an_activation_with_weights_is_saved_and_cloned(name, tmp_path):
+    kinds = {"encoder": tt.layers.EncoderLayer, "feed_forward": tt.layers.FeedForward}
+    inputs, x = keras.Input((None, D)), np.random.default_rng(1).normal(size=(B, T, D)).astype("float32")
+    sizes = {"d_ff": 17} | ({"num_heads": 1} if name == "encoder" else {})
+    activation = keras.layers.PReLU("random_normal")
+    model = keras.Model(inputs, kinds[name](**sizes, activation=activation)(inputs))
+    model.save(tmp_path / "model.keras")
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    for other in (keras.models.load_model(tmp_path / "model.keras"), clone):
+        assert_close(other(x), model(x))
+        assert not {id(weight) for weight in other.weights} & {id(weight) for weight in model.weights}
+
+
 EXPORTED = """
 import pathlib, sys
 import numpy, tensorflow

@@ -83,7 +83,17 @@ class Layer(Rematerialized):
         # of base classes first.
         inits = [kind.__init__ for kind in type(self).__mro__ if issubclass(kind, Layer)]
         names = [name for init in reversed(inits) for name in inspect.signature(init).parameters if hasattr(self, name)]
-        return super().get_config() | {name: getattr(self, name) for name in names} | quantized_inside(self)
+        config = {name: getattr(self, name) for name in names}
+        if isinstance(activation := config.get("activation"), keras.layers.Layer):
+            # As an object, a clone would share it.
+            config["activation"] = keras.saving.serialize_keras_object(activation)
+        return super().get_config() | config | quantized_inside(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        if isinstance(config.get("activation"), dict):
+            config = config | {"activation": keras.activations.get(config["activation"])}
+        return super().from_config(config)
 
 
 _signature = functools.lru_cache(inspect.signature)  # an eager search calls each layer once per token
@@ -100,6 +110,7 @@ def _mismatch(name: str, value: Any) -> str:
         return ""
     dtype = keras.backend.standardize_dtype(value.dtype)
     is_right = rank == axes and not (name.endswith("mask") and keras.backend.is_float_dtype(dtype))
+    is_right = is_right and not (AXES[name].endswith("d]") and value.shape[-1] is None)  # weights have this size
     return "" if is_right else f"{dtype} {tuple(value.shape)}"
 
 
