@@ -43,6 +43,8 @@ def load_graph(address: str) -> Any:
 class SavedModel(Engine):
     """SavedModel of a translator or a parser, or another whose `serving_default` takes and returns text.
 
+    A tagger returns the labels of the words, joined by spaces.
+
     Args:
         path: Directory that holds saved_model.pb, or that of its versions, of which the newest is loaded. Or an address
             such as gs://bucket/model/1.
@@ -79,13 +81,17 @@ class SavedModel(Engine):
         signatures = self.loaded.signatures
         default = signatures.get("serving_default")
         inputs = {name: spec.dtype for name, spec in default.structured_input_signature[1].items()} if default else {}
-        dtypes = [spec.dtype for spec in default.structured_outputs.values()] if default else []
-        if inputs != {"text": tf.string} or dtypes.count(tf.string) != 1:
+        outputs = default.structured_outputs if default else {}
+        strings = [name for name, spec in outputs.items() if spec.dtype == tf.string]
+        if set(strings) == {"words", "labels"}:  # a tagger's, both joined by spaces
+            strings = ["labels"]
+        if inputs != {"text": tf.string} or len(strings) != 1:
             raise BadInput(
                 f"{address}: expected a SavedModel whose serving_default returns one string for `text`, got "
-                f"{dtypes.count(tf.string)} for {', '.join(inputs) or 'nothing'}. "
+                f"{len(strings)} for {', '.join(inputs) or 'nothing'}. "
                 "Import tensorflow_text and call tf.saved_model.load"
             )
+        (self._text,) = strings
         inputs = signatures["translate"].structured_input_signature[1] if "translate" in signatures else {}
         self.call_options = tuple(name for name in SEARCH_OPTIONS if name in inputs)
         self.translates = "parse" not in signatures
@@ -137,11 +143,10 @@ class SavedModel(Engine):
     def _best(self, texts: list[str | bytes], batch: Tensor) -> Iterator[TranslationResult]:
         """Calls serving_default, whose search ends as soon as the best output is certain."""
         outputs = self.loaded.signatures["serving_default"](text=batch)
-        (best,) = (output for output in outputs.values() if output.dtype == tf.string)
         scores = outputs["score"].numpy().tolist() if "score" in outputs else [0.0] * len(texts)
         truncated = outputs["truncated"].numpy().tolist() if "truncated" in outputs else [False] * len(texts)
         counted = self._counted(texts) if "tokenize" in self.loaded.signatures else [(None, False)] * len(texts)
-        columns = (texts, best.numpy().tolist(), scores, counted, truncated)
+        columns = (texts, outputs[self._text].numpy().tolist(), scores, counted, truncated)
         for source, text, score, (length, _), cut in zip(*columns, strict=True):
             yield TranslationResult(source, (Hypothesis(text.decode("utf-8", "replace"), score),), length, cut)
 

@@ -84,6 +84,9 @@ def test_an_export_returns_what_python_does(tokenizer, tmp_path, kind):
     served.close()
     if kind == "scores":
         np.testing.assert_allclose(outputs["output"], expected, rtol=1e-4, atol=1e-6)
+        expected = "expected .* one string for `text`, got 0 for text. Import tensorflow_text"
+        with pytest.raises(tt.BadInput, match=expected):
+            tt.load(tmp_path / "model/1")
     elif kind == "labels":
         assert [label.decode() for label in outputs["label"]] == [label.label for label in expected]
         np.testing.assert_allclose(outputs["scores"], [label.scores for label in expected], rtol=1e-4, atol=1e-6)
@@ -92,10 +95,8 @@ def test_an_export_returns_what_python_does(tokenizer, tmp_path, kind):
         assert [
             [row.decode() for row in pair] for pair in zip(outputs["words"], outputs["labels"], strict=True)
         ] == joined
-        with pytest.raises(
-            tt.BadInput, match="expected .* one string for `text`, got 2 for text. Import tensorflow_text"
-        ):
-            tt.load(tmp_path / "model/1")
+        with pytest.warns(UserWarning, match="more tokens than the model reads"):
+            assert tt.load(tmp_path / "model")(TEXTS) == [labels for _, labels in joined]
     assert outputs["truncated"].tolist() == [row.truncated for row in model.encode(TEXTS)]
 
 
@@ -120,10 +121,28 @@ def test_wrong_models(tokenizer):
         (by_word, {"by_word": True}, "labels: expected the names"),
         (by_word, {"labels": ["a b", "c", "d"], "by_word": True}, "labels: expected names without spaces"),
         (model, {"labels": ["a", "a", "b"]}, "labels: expected unique single-line names"),
+        (model, {"labels": [0, 1, 2]}, "labels: expected unique single-line names"),
         (keras.Model(vectors, keras.layers.Dense(3)(vectors)), {}, "model: expected one input"),
+        (keras.Model(model.input, {"truncated": model.output}), {}, "model: expected outputs with other names"),
+        (classifier(tokenizer.vocab_size - 1), {}, r"tokenizer: expected at most vocab_size=349 of \S+, got 350"),
     ):
         with pytest.raises(tt.BadInput, match=f"^{message}"):
             tt.TextModel(wrong, tokenizer, **options)
     for texts in ([], [None], [3]):
         with pytest.raises(tt.BadInput, match="^texts: "):
             tt.TextModel(model, tokenizer)(texts)
+
+
+def test_texts_are_cut_to_the_learned_positions(tokenizer):
+    ids = keras.Input((None,), dtype="int32")
+    x = tt.layers.PositionalEmbedding(tokenizer.vocab_size, 16, positions="learned", max_length=7)(ids)
+    model = tt.TextModel(keras.Model(ids, keras.layers.GlobalAveragePooling1D()(x)), tokenizer)
+    assert [len(row.ids) for row in model.encode(["a door " * 13])] == [7]
+    assert model(["a door " * 13, "a"]).shape == (2, 16)
+
+
+def test_outputs_of_tokens_need_one_batch(tokenizer):
+    vectors = tt.TextModel(keras.Model(*encoder(tokenizer.vocab_size)), tokenizer)
+    with pytest.raises(tt.BadInput, match=r"^batch_size: expected outputs of one shape .* Pass batch_size=3\.$"):
+        vectors(["a", "a red door", "a"], batch_size=2)
+    assert vectors(["a", "a red door", "a"], batch_size=3).shape[::2] == (3, 16)

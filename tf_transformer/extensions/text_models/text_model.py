@@ -13,6 +13,7 @@ from tf_transformer.decoding.primitives import require_tensorflow
 from tf_transformer.decoding.text_model import padded
 from tf_transformer.extensions.words import split_words
 from tf_transformer.inference.engine import strings_in
+from tf_transformer.layers import PositionalEmbedding
 from tf_transformer.masks import PAD_ID
 from tf_transformer.tokenizers.strings import truncate_in_graph, truncate_texts, valid_text
 from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer
@@ -115,7 +116,8 @@ class TextModel(Served):
     Args:
         model: Built Keras model with one input, int32 ids `(B, T)`.
         tokenizer: Tokenizer that the model was trained with. `encode` returns what to train on.
-        max_length: Maximum number of tokens per text, EOS included. Longer texts are truncated.
+        max_length: Maximum number of tokens per text, EOS included. Longer texts are truncated. The model's learned
+            positions can lower it.
         labels: Class names along the last axis of the model's output. If `None`, calls return the model's outputs.
         by_word: Whether the model labels tokens, with output `(B, T, N)`. Each word gets the label of its first token.
 
@@ -142,14 +144,24 @@ class TextModel(Served):
             raise BadInput("labels: expected the names of the classes with by_word=True, got None")
         self.model, self.tokenizer, self.max_length = model, tokenizer, max_length
         self.labels, self.by_word = None if labels is None else tuple(labels), by_word
+        for layer in model._flatten_layers():
+            if isinstance(layer, PositionalEmbedding) and layer.vocab_size < tokenizer.vocab_size:
+                got = f"got {tokenizer.vocab_size:,}. Pass the tokenizer that the model was trained with."
+                raise BadInput(f"tokenizer: expected at most vocab_size={layer.vocab_size:,} of {layer.name}, {got}")
+            if getattr(layer, "positions", None) == "learned":
+                self.max_length = min(self.max_length, layer.max_length)
         try:  # A trial call shows the shapes.
-            outputs = self._outputs([EncodedText([EOS_ID, EOS_ID], [], [], False)])
+            outputs = self._outputs([EncodedText([tokenizer.vocab_size - 1, EOS_ID], [], [], False)])
         except Exception as error:  # The model and Keras may raise any.
             reason = " ".join(str(error).splitlines()[:1])[:200] or type(error).__name__
             raise BadInput(f"model: expected one input, int32 ids (B, T), got another model: {reason}") from error
         if self.labels is None:
+            if isinstance(outputs, dict) and "truncated" in outputs:
+                raise BadInput("model: expected outputs with other names than truncated, which exports add")
             return
-        if len(set(self.labels)) < len(self.labels) or any("\n" in label for label in self.labels):
+        if len(set(self.labels)) < len(self.labels) or not all(
+            isinstance(label, str) and "\n" not in label for label in self.labels
+        ):
             raise BadInput(f"labels: expected unique single-line names, got {', '.join(map(repr, self.labels))}")
         shape = ("T",) * by_word + (len(self.labels),)
         got = outputs[0].shape if isinstance(outputs, np.ndarray) else f"a {type(outputs).__name__}"
@@ -200,6 +212,9 @@ class TextModel(Served):
             raise BadInput("texts: expected at least one text, got none")
         batches = [self._outputs(rows[i : i + batch_size]) for i in range(0, len(rows), batch_size)]
         if self.labels is None:
+            if len({str(tree.map_structure(lambda part: part.shape[1:], batch)) for batch in batches}) > 1:
+                got = f"got those of tokens. Pass batch_size={len(rows)}."
+                raise BadInput(f"batch_size: expected outputs of one shape for all texts, {got}")
             return tree.map_structure(lambda *parts: np.concatenate(parts), *batches)
         outputs, labels = (output for batch in batches for output in batch), self.labels
         if not self.by_word:
