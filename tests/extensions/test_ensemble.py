@@ -5,9 +5,8 @@ import dataclasses
 import numpy as np
 import oracle
 import pytest
-from conftest import BACKEND, COMPILERS, array, close, draw_weights, weights_of
+from conftest import array, close, draw_weights, weights_of
 from keras import ops
-from promises import assert_cached_is_whole
 
 from tf_transformer import BadInput, Ensemble, Transformer, TransformerConfig
 
@@ -36,18 +35,6 @@ def test_probabilities_are_the_mean_and_attention_is_that_of_all_heads():
         for kind, weights in scores._asdict().items():
             for i in range(N):
                 close(weights[i][b], np.concatenate([attended[kind][i] for _, attended in outputs]), atol=1e-5)
-
-
-# test_model.py runs the step of one model in every mode. Three models take seconds.
-MODES = [
-    pytest.param(mode, marks=[pytest.mark.slow] * (BACKEND == "tensorflow" and mode != "graph")) for mode in COMPILERS
-]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_cached_is_the_whole_sequence(mode):
-    target = np.random.default_rng(3).integers(1, V, [B, T])
-    assert_cached_is_whole(ENSEMBLE, SOURCE, target, COMPILERS[mode])
 
 
 def test_no_chance_is_so_small_that_its_logarithm_is_not_finite():

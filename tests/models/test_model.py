@@ -113,16 +113,6 @@ def test_future_tokens_change_nothing_before_them(B, S, T, data):
     close(MODEL((source, changed))[:, :t], MODEL((source, target))[:, :t], atol=1e-5)
 
 
-@settings(max_examples=4)
-@given(
-    B=st.integers(1, 3), S=st.integers(1, 6), T=st.integers(1, 6), more=st.tuples(st.integers(0, 4), st.integers(0, 4))
-)
-def test_the_amount_of_padding_changes_nothing(B, S, T, more):
-    source, target = random_ids(B, S), random_ids(B, T)
-    padded = [np.pad(ids, [(0, 0), (0, columns)]) for ids, columns in zip((source, target), more, strict=True)]
-    close(MODEL(padded)[:, :T], MODEL((source, target)), atol=1e-5)
-
-
 def test_without_positions_only_the_order_of_the_source_is_lost():
     """If learned positions are zero, reordering the source does not change logits. Reordering the target does."""
     model = built(TransformerConfig(num_layers=N, positions="learned", max_length=29, **SIZES))
