@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import time
 
 import keras
 import numpy as np
@@ -184,24 +183,6 @@ def test_a_finished_trial_is_not_run_again(tmp_path, monkeypatch, capsys):
     ]
     run.main([*argv[:2], "--hours", "0"])
     assert "no time left" in capsys.readouterr().out
-
-
-def write_data(folder):
-    tt.toy_corpus.write_corpus(folder / "multi30k", train=211, dev=19, test=13)
-    for language in ("en", "de"):
-        (folder / f"multi30k/test.{language}").rename(folder / f"multi30k/test2016.{language}")
-
-
-@pytest.mark.slow
-def test_a_stopped_trial_ends_as_one_that_was_not(unscored, tmp_path):
-    write_data(tmp_path)
-    small = {"num_layers": 1, "num_heads": 1, "d_model": 8, "d_ff": 16, "vocab_size": 400}
-    trial = Trial("lstm", small, steps=4, checkpoints=2)
-    expected = measure.measure(trial, tmp_path, tmp_path / "whole")
-    with pytest.raises(TrainingInterrupted):
-        measure.measure(trial, tmp_path, tmp_path / "stopped", deadline=time.monotonic())
-    assert measure.measure(trial, tmp_path, tmp_path / "stopped") | {"seconds": 0} == expected | {"seconds": 0}
-    assert len(expected["scores"]["test"]["samples"]) == measure.SAMPLES
 
 
 def line_of(trial, bleu, samples):

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from programs import checkpoint, fails, options, same_weights
+from programs import checkpoint, fails, options
 from test_data import expected_rows
 
 import tf_transformer as tt
@@ -301,15 +301,3 @@ def test_teachers_translate_in_the_dtype_they_learn_in_and_no_longer_than_the_te
         assert texts == side and (tmp_path / name).read_text() == "made\n"
         assert teacher.model.compute_dtype == "bfloat16"
         assert teacher.extra_length == (longest or lengths[1] - lengths[0])
-
-
-@pytest.mark.slow
-def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(argv, tmp_path):
-    """Also in a process that did not train its teacher."""
-    taught = ["--dropout-steps", "3", "--cooldown-steps", "0", "--teachers", str(tmp_path / "teacher")]
-    train.main([*argv, *taught])
-    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "teacher").rglob("*.*")}
-    for end in ("6", "7", "8"):
-        train.main([*argv, *taught, "--run", str(tmp_path / "again"), "--steps", end])
-    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "teacher").rglob("*.*")} == before
-    same_weights(tmp_path / "run", tmp_path / "again")

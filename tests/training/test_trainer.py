@@ -67,39 +67,6 @@ def one_model(monkeypatch):
     monkeypatch.setattr(tt.Trainer, "make_model", fresh_model)
 
 
-@pytest.mark.slow
-def test_a_run_in_several_parts_ends_with_the_same_weights(one_model, unscored, corpus, tmp_path, capsys):
-    """Parts end at a checkpoint, between two, and twice in one epoch."""
-    whole = tt.Trainer(tmp_path / "whole", CONFIG, corpus, RECIPE)
-    history = whole.fit()
-    assert [row["step"] for row in history] == [4, 7]
-    assert (whole.began, whole.steps) == (0, 7)
-    parts = tt.Trainer(tmp_path / "parts", CONFIG, corpus, RECIPE)
-    names = []
-    for until in (2, 4, 5, None):
-        parts.fit(until)
-        names.append([path.name[-10:] for path in parts.run.checkpoints()])
-    assert names[:2] == [["02-stopped"], ["p-00000004"]]
-    assert names[2] == ["p-00000004", "05-stopped"]
-    assert names[3] == ["p-00000004", "p-00000007"]
-    with pytest.raises(tt.BadInput, match="until: expected a positive whole number below 2..31 or None, got 0"):
-        parts.fit(until=0)
-    with pytest.raises(tt.BadInput, match="until: expected at most 7, the recipe's last step, got 8"):
-        parts.fit(until=8)
-    capsys.readouterr()
-    assert parts.fit() == Run(tmp_path / "parts").newest()[1]["history"]
-    assert "nothing to train: this run is at step 7 of 7. To train more, pass more steps" in capsys.readouterr().out
-    assert (parts.began, parts.steps) == (7, 7)
-    same_weights(tmp_path / "whole", tmp_path / "parts")
-    for row, other in zip(history, parts.run.history, strict=True):
-        for name in set(row) - {"seconds", "tokens/s"}:
-            assert row[name] == other[name], name
-    longer = dataclasses.replace(RECIPE, steps=10, eval_every=2)  # the last checkpoint lies within one of its epochs
-    assert [row["step"] for row in tt.Trainer(tmp_path / "parts", CONFIG, corpus, longer).fit()] == [4, 7, 8, 10]
-    assert "\x08" not in (printed := capsys.readouterr().out) and "\x1b" not in printed
-    assert len(printed) < 6_000  # no line for every step
-
-
 @pytest.mark.parametrize(("batches", "tokens", "name"), [(6, 25_000, "multi30k"), (1, 4_096, "tiny"), (20, 25_000, "")])
 def test_a_warning_of_few_batches_names_a_recipe(batches, tokens, name, capsys):
     """Six batches of 25,000 tokens are thirty-six of 4,096."""
@@ -209,6 +176,15 @@ def test_several_devices_cannot_use_jit_compile(corpus, tmp_path):
         tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, jit_compile=when), strategy=two)
     with pytest.raises(tt.BadInput, match="jit_compile: expected auto or off on 2 devices, got on"):
         tt.Trainer(tmp_path, CONFIG, corpus, dataclasses.replace(RECIPE, jit_compile="on"), strategy=two)
+
+
+@pytest.mark.parametrize(
+    ("until", "message"),
+    [(0, "a positive whole number below 2..31 or None, got 0"), (8, "at most 7, the recipe's last step, got 8")],
+)
+def test_a_fit_ends_within_the_recipe(until, message, corpus, tmp_path):
+    with pytest.raises(tt.BadInput, match=f"^until: expected {message}$"):
+        tt.Trainer(tmp_path, CONFIG, corpus, RECIPE).fit(until)
 
 
 def test_a_run_without_a_checkpoint_needs_a_fit(corpus, tmp_path):

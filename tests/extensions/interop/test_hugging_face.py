@@ -1,13 +1,9 @@
 """Tests checkpoints for `transformers`: they equal those that it wrote, can be read, and it translates with them."""
 
-import importlib.util
 import json
-import math
-import re
 
 import numpy as np
 import pytest
-from by_transformers import asked
 from checkpoints import M2M100, MAKERS, MARIAN
 from conftest import array, draw_weights, random_model
 from test_ctranslate2 import Doubling, OtherParts
@@ -23,7 +19,6 @@ from trainers import export
 numpy = pytest.importorskip("safetensors.numpy")
 CHECKPOINTS = {"marian": MARIAN, "m2m100": M2M100}  # files of `transformers`
 SIZES = {"dropout": 0.0, "vocab_size": 350}
-LANGUAGES = {"m2m100": ("en", "de"), "nllb": ("eng_Latn", "deu_Latn")}
 
 
 def settings_in(folder, name):
@@ -248,46 +243,3 @@ def test_the_program(tmp_path, capsys, monkeypatch):
     assert f"published {tmp_path / 'trained/1'}: a checkpoint for `transformers`, float16" in capsys.readouterr().out
     assert tt.load(tmp_path / "trained/1").tokenizer.current_languages() == ("en", "de")
     assert '\nlicense: "cc-by-4.0"\n' in (tmp_path / "trained/1/README.md").read_text(encoding="utf-8")
-
-
-needs_transformers = pytest.mark.skipif(
-    not all(importlib.util.find_spec(name) for name in ("torch", "transformers")),
-    reason="transformers and torch are not installed",
-)
-
-
-@pytest.mark.slow
-@needs_transformers
-@pytest.mark.parametrize("kind", ["own", "narrow", "marian", "separate", "m2m100", "nllb", "tuned"])
-def test_transformers_translates_alike(kind, own, translator, tmp_path):
-    """200 sentences, greedily and with beams: ids, texts and log-probabilities, where both search to the end."""
-    ours, name = {"own": own, "narrow": translator}.get(kind), {"tuned": "m2m100"}.get(kind, kind)
-    if ours is None:
-        MAKERS[name](tmp_path / "source")
-        languages = dict(zip(("source_language", "target_language"), LANGUAGES.get(name, ()), strict=False))
-        ours = tt.Translator.from_pretrained(tmp_path / "source", **languages)
-    if kind == "tuned":
-        table = array(ours.model.embedding.embeddings).copy()
-        table[BOS_ID] *= 1.5
-        ours.model.embedding.embeddings.assign(table)
-    ours = ours.replace(length_penalty=0.0, patience=math.inf, extra_length=23, max_source_length=99)
-    save(ours, tmp_path / "again", checked=True)
-    if kind in ("own", "narrow"):  # Marian's epsilon, padding and BOS
-        ours = tt.Translator.from_pretrained(tmp_path / "again", **ours.options)
-    pairs = tt.toy_corpus.corpus(train=0, dev=100, test=100)
-    texts, languages = [source for part in ("dev", "test") for source, _ in pairs[part]], None
-    if name in LANGUAGES:
-        languages = [*LANGUAGES[name], *ours.tokenizer.tokens(ours.tokenizer.start_ids()[1:])]
-    pieces = [ours.tokenizer.source_tokens([*row, EOS_ID]) for row in ours.tokenizer.encode(texts)]
-    for beams in (1, 4):
-        tokens, outputs, log_probs = asked(tmp_path / "again", texts, beams, 23, languages)
-        assert tokens == pieces
-        expected = [best for (best,) in ours.replace(beam_size=beams).n_best(texts)]
-        np.testing.assert_allclose(log_probs, [best.log_prob for best in expected], atol=2e-3)
-        agree = [plain(best.text) == plain(output) for best, output in zip(expected, outputs, strict=True)]
-        assert np.mean(agree) > 0.99 and len({*outputs}) > 40  # Ties may differ.
-
-
-def plain(text):
-    """Removes the marks of invalid bytes: one for each byte in `transformers`, one for several in ours."""
-    return re.sub("\ufffd+", "", text)

@@ -262,27 +262,6 @@ def test_lines_without_the_grammar_can_be_repaired(parser):
         assert len(to_tree(tokens, words).leaves()) == len(words)
 
 
-@pytest.mark.slow
-def test_a_savedmodel_parses(parser, tmp_path):
-    path = tmp_path / "parser" / "1"
-    parser.save(path, step=29, f1=97.0)
-    texts = [text for text in TEXTS if len(text) < 100]
-    assert tt.load(path, batch_size=4)(texts) == parser(texts)
-    signatures = tf.saved_model.load(str(path)).signatures
-    assert set(signatures) == {"serving_default", "parse", "model_info"}
-    outputs = signatures["parse"](text=tf.constant(["He slept .", ""]))
-    dtypes = {name: value.dtype for name, value in outputs.items()}
-    assert dtypes == {"tree": tf.string, "score": tf.float32, "truncated": tf.bool}
-    metadata = signatures["model_info"](key=tf.constant(["f1", "max_source_length"]))["value"]
-    assert metadata.numpy().tolist() == [b"97.0", b"41"]
-    again = Parser(tt.Translator.from_pretrained(path))
-    assert again.tokenizer.control_tokens == parser.tokenizer.control_tokens
-    assert again.translator.extra_length == 23
-    assert again(texts[0]) == parser(texts[0])
-    metadata = again.export().metadata  # keeps the step, but not the score
-    assert metadata["step"] == 29 and "f1" not in metadata and metadata["max_source_length"] == 41
-
-
 def test_attention_of_a_tree(parser):
     """Rows are the tokens of the best tree, or of an argument."""
     attention = parser.attention(TEXTS[0])
@@ -304,11 +283,6 @@ def test_attention_of_a_tree(parser):
     ]:
         with pytest.raises(tt.BadInput, match=message):
             parser.attention(text, tree)
-
-
-@pytest.mark.slow
-def test_a_parser_passes_the_checks_of_serving(parser, tmp_path):
-    parser.save(tmp_path / "parser [1]" / "1", checked=True)  # a pattern for TensorFlow
 
 
 def test_a_tree_has_no_minimum_length(parser):
