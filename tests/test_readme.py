@@ -12,6 +12,7 @@ FEWER_STEPS = "tt.Recipe(steps=8, batch_tokens=2_048, warmup_steps=300)"
 FEWER_PAIRS = 'write_corpus("text", train=900, dev=7, test=7)'
 SMALLER = "tt.TransformerConfig(1, 32, 64, 2, vocab_size=500)"
 QUICKER = {'write_corpus("text")': FEWER_PAIRS, 'tt.PRESETS["tiny"]': SMALLER, 'tt.RECIPES["tiny"]': FEWER_STEPS}
+QUICKER['pretrained.save("savedmodels/en-de/1")'] = "pretrained.export()"  # test_matrix.py saves such a model
 
 
 def test_it_is_short():
@@ -25,7 +26,7 @@ def test_its_python_runs_and_its_model_serves_its_request(tmp_path, monkeypatch)
     assert len(pages.blocks("README.md")) == 3
     names = pages.run_blocks("README.md", QUICKER)
     assert names["classifier"].output_shape == (None, 3)
-    assert (tmp_path / "savedmodels/en-de/1/saved_model.pb").exists()
+    assert names["pretrained"].metadata["max_length"] == 127
 
     pytest.importorskip("flask")
     from tf_transformer.extensions.server.app import app
