@@ -181,7 +181,7 @@ def keras_layer(path, texts):
 
 
 def cpp_loader(path, texts):
-    served = Served(path)
+    served = Served(path, rewritten=True)
     try:
         return one_string(served({"text": texts}))
     finally:

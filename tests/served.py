@@ -11,10 +11,20 @@ import numpy as np
 LOADER = Path(__file__).parents[1] / "tf_transformer" / "extensions" / "conformance"
 
 PROGRAM = """
-import pickle, sys, numpy as np
+import ctypes, pickle, sys, numpy as np
 sys.path.insert(0, sys.argv[1])
+import loader
 from loader import Servable
 stdout, sys.stdout = sys.stdout.buffer, sys.stderr
+if sys.argv[3] == "as it is":
+    library = loader._library(loader.TEXT_OPS)
+    make, library.TF_SetConfig = library.TF_NewSessionOptions, ctypes.CDLL(None).TF_SetConfig
+    library.TF_SetConfig.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p
+    def options(config=b"\\x52\\5\\x52\\3\\x98\\1\\1"): # graph_options { rewrite_options { disable_meta_optimizer } }
+        made = make()
+        library.call("TF_SetConfig", made, config, len(config))
+        return made
+    library.TF_NewSessionOptions = options
 servable = Servable(sys.argv[2])
 assert "tensorflow" not in sys.modules and "tf_transformer" not in sys.modules
 def plain(ports):
@@ -35,11 +45,14 @@ while True:
 
 
 class Served:
-    """served({"text": ["Two doors."]}, "translate") -> {"translations": array, ...}; errors come as RuntimeError."""
+    """served({"text": ["Two doors."]}, "translate") -> {"translations": array, ...}; errors come as RuntimeError.
 
-    def __init__(self, path):
+    The server rewrites a graph before it first runs it, which takes longer than running it.
+    """
+
+    def __init__(self, path, rewritten=False):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(LOADER), str(path)],
+            [sys.executable, "-c", PROGRAM, str(LOADER), str(path), "rewritten" if rewritten else "as it is"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},

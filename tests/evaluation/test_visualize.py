@@ -73,7 +73,7 @@ def test_the_page_has_the_models_weights(translator):
         assert (written["decoder"]["rows"], written["decoder"]["columns"]) == (pair.target, ["<s>", *pair.target[:-1]])
         assert (written["cross"]["rows"], written["cross"]["columns"]) == (pair.target, pair.source)
         for kind, scores in pair.scores._asdict().items():
-            assert len(written[kind]["layers"]) == len(scores) == 2
+            assert len(written[kind]["layers"]) == len(scores) == 1
             for layer, expected in zip(written[kind]["layers"], scores, strict=True):
                 assert len(layer) == expected.shape[1] == 3
                 columns = len(written[kind]["columns"])

@@ -250,7 +250,7 @@ def test_no_prefix_fails_a_request(served_ending):
 def test_wrong_shapes_raise(served):
     for text in (np.array("a", object), np.array([["a", "b"]], object), np.array([[["a"]]], object)):
         for name in ("serving_default", "translate", "translate_details", "tokenize"):
-            with pytest.raises(RuntimeError, match="code 3: Shape of tensor .* is not compatible with expected shape"):
+            with pytest.raises(RuntimeError, match="code 3: .*Shape of tensor .* is not compatible with expected shape"):
                 served({"text": text}, name)
     with pytest.raises(RuntimeError, match="code 3: .*beam_size: expected a vector of length 1 or of the batch"):
         served({"text": ["a", "b", "c"], "beam_size": np.array([1, 2], np.int32)}, "translate")
@@ -294,7 +294,7 @@ def test_weights_that_are_not_finite_are_not_published(translator, tmp_path):
     model = translator.model.astype("float32")
     broken, last = translator.replace(model=model), model.weights[-1]
     last.assign(np.full(last.shape, np.nan))
-    first = model.encoder_layers[1].feed_forward.hidden.bias
+    first = model.encoder_layers[0].feed_forward.hidden.bias
     first.assign([np.inf, *np.zeros(first.shape[0] - 1)])
     wrong = f"^{first.path}: expected finite weights, got NaN or infinity in 1 of {first.shape[0]}$"
     for format in formats():

@@ -217,7 +217,7 @@ def test_bad_options_of_attention(translator, tmp_path, capsys, monkeypatch):
         ([""], "sentence 1: expected a sentence, got an empty text"),
         (["a", "door " * 99], "sentence 2: expected a sentence of at most 41 tokens, got "),
         (["a", "b", "--target", "c"], "--target: expected one for each of 2 sentences, got 1"),
-        (["a", "--target", "b", "--png", tmp_path / "a.png", "--layer", "3"], "--layer: expected 1 to 2, got 3"),
+        (["a", "--target", "b", "--png", tmp_path / "a.png", "--layer", "2"], "--layer: expected 1 to 1, got 2"),
         (["a", "--target", "b", "--png", tmp_path / "a.png", "--head", "1", "4"], "--head: expected 1 to 3, got 4"),
         (["a", "--head", "0"], "--head: expected a positive number, got 0"),
         (["a", "--layer", "1"], "expected --png FILE"),
