@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -108,6 +108,8 @@ class Model(keras.Model):
 
     def _count(self, labels: Tensor) -> Any:
         """Returns the number of tokens that count in the loss."""
+        if labels is None:
+            raise BadInput("labels: expected ids [B, T], got none. Pass batches of ((source, target_in), target_out).")
         if isinstance(labels, tf.RaggedTensor):
             raise BadInput("labels: expected an array of ids [B, T], got a ragged tensor; write labels.to_tensor()")
         ignored = getattr(self.loss, "ignore_class", PAD_ID)

@@ -20,6 +20,7 @@ import keras
 import numpy as np
 
 from tf_transformer.config import BadInput
+from tf_transformer.decoding.search_options import check_language
 from tf_transformer.extensions.interop.engines.litert_client import CODE
 from tf_transformer.extensions.interop.families.m2m100.family import LANGUAGE
 from tf_transformer.extensions.interop.families.m2m100.tokenizer import IDS, M2M100Tokenizer
@@ -32,11 +33,9 @@ from tf_transformer.extensions.interop.families.pieces import (
     archive_of,
     with_pieces,
 )
-from tf_transformer.inference.rebuild import together
+from tf_transformer.models.families import together
 from tf_transformer.models.weights import adapters
-from tf_transformer.tokenizers.languages import check_language
-from tf_transformer.tokenizers.piece_engine import engine_of
-from tf_transformer.tokenizers.tokenizer import FIRST_ID, RESERVED, UNKNOWN_ID, Tokenizer, check_symbols
+from tf_transformer.tokenizers.tokenizer import FIRST_ID, RESERVED, UNKNOWN_ID, Tokenizer, check_symbols, engine_of
 from tf_transformer.utils.values import shown
 
 Order = Sequence[int | str]  # old ids and new tokens by new id

@@ -8,11 +8,10 @@ from typing import Annotated, Any, ClassVar
 from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.extensions.interop.engines import litert_client
 from tf_transformer.inference.engine import Engine, Hypothesis, Request, TranslationResult
-from tf_transformer.inference.openers import Opener
-from tf_transformer.tokenizers.languages import LANGUAGES
+from tf_transformer.inference.loading import Opener
 from tf_transformer.utils import folders
-from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import user_path
+from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.terminal import STANDARD_ERROR
 from tf_transformer.utils.values import BadInput, Count, between, checked
 

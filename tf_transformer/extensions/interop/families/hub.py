@@ -8,8 +8,7 @@ from typing import Any
 
 from tf_transformer import registry
 from tf_transformer.config import BadInput
-from tf_transformer.inference.openers import Opener
-from tf_transformer.inference.rebuild import Rebuilt
+from tf_transformer.inference.loading import Opener
 from tf_transformer.inference.translator import Translator
 from tf_transformer.models.families import Rebuilt, families, family_of_folder
 from tf_transformer.utils.files import user_path

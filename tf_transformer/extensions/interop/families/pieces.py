@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from tf_transformer.extensions.interop.engines.litert_client import CODE, encoded, one_of, split_codes
-from tf_transformer.tokenizers.piece_engine import durable_tokenizer, encoded_by, engine_of
 from tf_transformer.tokenizers.strings import text_tensor, utf8
 from tf_transformer.tokenizers.tokenizer import (
     FIRST_ID,

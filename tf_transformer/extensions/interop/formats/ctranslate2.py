@@ -24,11 +24,11 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.config import BadInput
+from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.extensions.interop.families.pieces import ADDED
 from tf_transformer.extensions.interop.families.weights import widen
 from tf_transformer.extensions.interop.formats.checks import check_convertible, check_layers
-from tf_transformer.tokenizers.languages import LANGUAGES
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 from tf_transformer.utils.files import new_folder
 from tf_transformer.utils.lazy import import_extra

@@ -20,8 +20,7 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.extensions.interop.formats.portable import Portable, graph_of_ids
-from tf_transformer.utils.extras import import_extra
-from tf_transformer.utils.lazy import lazily
+from tf_transformer.utils.lazy import import_extra, lazily
 
 onnx, helper, numpy_helper = (lazily(f"onnx{part}", "an export to ONNX") for part in ("", ".helper", ".numpy_helper"))
 _CENTERED = ("Sub", "x", ("ReduceMean", "x"))

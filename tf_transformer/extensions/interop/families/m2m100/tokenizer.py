@@ -5,9 +5,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tf_transformer.decoding.search_options import LANGUAGES, check_language
 from tf_transformer.extensions.interop.engines.litert_client import texts_of
 from tf_transformer.extensions.interop.families.pieces import VOCABULARY, PieceTable, PieceTokenizer, archive_of
-from tf_transformer.tokenizers.languages import LANGUAGES, check_language
 from tf_transformer.tokenizers.strings import text_tensor
 from tf_transformer.tokenizers.tokenizer import BOS_ID, FIRST_ID, Tokenizer
 from tf_transformer.utils.lazy import lazily

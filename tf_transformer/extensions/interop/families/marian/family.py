@@ -44,8 +44,8 @@ from tf_transformer.extensions.interop.families.weights import NO_SHARE, Readers
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.families import Contents, Family
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID
-from tf_transformer.utils.extras import import_extra
 from tf_transformer.utils.files import user_path
+from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.reading import read_bytes, read_npz, reading
 
 READ = ("q_proj", "k_proj", "v_proj", "fc1", "shared")  # weights whose second axis is d_model
