@@ -96,9 +96,8 @@ def _answers(engine: Engine, sentences: Sequence[Marked], options: Mapping[str, 
     texts = [each.text if each.newline == "ends" else BREAK.sub(" ", each.text) for each in sentences]
     # Alignments take longer than translations, and only marks need them.
     has_marks = [engine.aligns and any(mark.start == mark.end for mark in each.marks) for each in sentences]
-    marked, plain = (
-        [text for text, has in zip(texts, has_marks, strict=True) if has == kind] for kind in (True, False)
-    )
+    marked = [text for text, has in zip(texts, has_marks, strict=True) if has]
+    plain = [text for text, has in zip(texts, has_marks, strict=True) if not has]
     aligned = iter(engine.aligned(marked, **options) if marked else [])
     replies = zip(plain, engine.replies(plain, **options), strict=True)
     unaligned = (Aligned(text, one.text, truncated=one.truncated, length=one.length) for text, one in replies)

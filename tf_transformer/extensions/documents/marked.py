@@ -222,9 +222,7 @@ class Marked:
             goal, low = round(i * step), places[-1] + 1
             window = max(low, round((i - 0.4) * step)), round((i + 0.4) * step)
             ends = [[match.end() for match in re.compile(each).finditer(self.text, *window)] for each in BREAKS]
-            best = next(
-                (min(found, key=lambda position: abs(position - goal)) for found in ends if found), max(goal, low)
-            )
+            best = min(next(filter(None, ends), [max(goal, low)]), key=lambda position: abs(position - goal))
             # An accent belongs to the character before it.
             while best < len(self.text) and unicodedata.category(self.text[best]) in ("Mn", "Mc", "Me", "Cf"):
                 best += 1

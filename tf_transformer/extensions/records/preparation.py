@@ -239,12 +239,11 @@ class Preparation:
             drops = collections.defaultdict[int, list[bytes]](list)  # indices of duplicate pairs, by shard
             if self.filters.duplicates:
                 by_bucket = collections.defaultdict[int, list[bytes]](list)
-                for hashes in each(functools.partial(self.hashes, buckets=buckets(parts)), parts):
-                    for bucket, packed in hashes:
-                        by_bucket[bucket].append(packed)
-                for in_bucket in by_bucket.values():
-                    for number, indices in repeated(in_bucket):
-                        drops[number].append(indices)
+                hashes = each(functools.partial(self.hashes, buckets=buckets(parts)), parts)
+                for bucket, packed in itertools.chain.from_iterable(hashes):
+                    by_bucket[bucket].append(packed)
+                for number, indices in itertools.chain.from_iterable(map(repeated, by_bucket.values())):
+                    drops[number].append(indices)
             shards = []
             for shard in each(self.write, parts, [drops[part.number] for part in parts]):
                 shards.append(shard)
