@@ -85,22 +85,27 @@ def add_corpus_options(add: Callable[..., Any]) -> None:
     add("--tokenizer", type=as_path, dest="tokenizer_file", metavar="FILE", help=tokenizer)
 
 
-def directed(args: argparse.Namespace, model: Any, check: bool) -> tuple[Any, Any, Any]:
-    """Reads the file of --directions, and its text if `check`.
+def opened(args: argparse.Namespace, check: bool) -> tuple[Any, Any, Any, Any]:
+    """Opens what --from, --tokenizer and --directions name. Reads the text of --directions if `check`.
 
     Returns:
-        The model, a translator or a tokenizer, with the languages of the options or of the first line, and the sources
-        of training and dev set, or `None`.
+        A translator and a tokenizer, with the languages of the options or of the first line of --directions, and the
+        sources of its training and dev set. Each is `None` if no option names it.
     """
     languages = chosen(vars(args), LANGUAGES)
     if languages and not (args.start or args.tokenizer_file):
         raise BadInput("--source-language and --target-language: expected --from MODEL, a multilingual model")
     if args.temperature is not None and not args.directions:
         raise BadInput("--temperature: expected --directions as well")
+    from tf_transformer.models.families import load_tokenizer
+
+    start = tt.Translator.from_pretrained(args.start, **languages) if args.start else None
+    if start and start.tokenizer.control_tokens:
+        raise BadInput(f"--from {args.start}: expected a model that translates, got a parser")
+    tokenizer = load_tokenizer(args.tokenizer_file).with_languages(**languages) if args.tokenizer_file else None
     if not args.directions:
-        return model, None, None
-    tokenizer, weights = getattr(model, "tokenizer", model), list[float]()
-    train, dev = list[Any](), list[Any]()
+        return start, tokenizer, None, None
+    train, dev, weights = list[Any](), list[Any](), list[float]()
     for number, line in enumerate(lines_of(args.directions), 1):
         try:
             if not (columns := shlex.split(line.decode(), comments=True)):
@@ -109,7 +114,7 @@ def directed(args: argparse.Namespace, model: Any, check: bool) -> tuple[Any, An
                 raise BadInput(f"expected {COLUMNS}, got {len(columns)} columns")
             weights.append(convert("weight", number_in(columns.pop()), Positive) if len(columns) % 2 else 1.0)
             pair, files = (columns[0], columns[1]), [str(user_path(file).absolute()) for file in columns[2:]]
-            tokenizer.with_languages(*pair)
+            (start.tokenizer if start else tokenizer).with_languages(*pair)
             for sources, start in [(train, 0), (dev, 2)][: len(files) // 2]:
                 text = tt.sources.TextSource(files[start], files[start + 1], args.skip_bad_lines)
                 if check or start:
@@ -123,8 +128,8 @@ def directed(args: argparse.Namespace, model: Any, check: bool) -> tuple[Any, An
         balance = tt.sources.temperature_weights(train, args.temperature)
         weights = [weight * more for weight, more in zip(weights, balance, strict=True)]
     languages = dict(zip(LANGUAGES, train[0].languages, strict=True)) | languages
-    model = (model.with_languages if tokenizer is model else model.replace)(**languages)
-    return model, tt.sources.JoinedSource(train, weights), tt.sources.JoinedSource(dev) if dev else None
+    start, tokenizer = start and start.replace(**languages), tokenizer and tokenizer.with_languages(**languages)
+    return start, tokenizer, tt.sources.JoinedSource(train, weights), tt.sources.JoinedSource(dev) if dev else None
 
 
 def number_in(text: str) -> float | str:

@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 import tf_transformer as tt
-from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.utils.files import user_path
 
 from . import command
@@ -53,15 +52,9 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
 def main(argv: list[str] | None = None) -> None:
     args, beams = arguments(argv)
     command.load_backend()  # tokenizers of pretrained models need it
-    from tf_transformer.models.families import load_tokenizer
-
-    filters, languages = tt.Filters.parse(args.filter), command.chosen(vars(args), LANGUAGES)
-    tokenizer = load_tokenizer(args.tokenizer_file).with_languages(**languages) if args.tokenizer_file else None
-    if args.start:
-        tokenizer = tt.Translator.from_pretrained(args.start, **languages).tokenizer
-        if tokenizer.control_tokens:
-            raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
-    tokenizer, directions, _ = command.directed(args, tokenizer, check=False)
+    filters = tt.Filters.parse(args.filter)
+    start, tokenizer, directions, _ = command.opened(args, check=False)
+    tokenizer, start = start.tokenizer if start else tokenizer, None  # frees the model
     if tokenizer:
         tokenizer.current_languages()  # raises an error if a multilingual model has no languages
     work = tt.Preparation(directions or source_of(args), args.to, filters)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import tf_transformer as tt
-from tf_transformer.decoding.search_options import LANGUAGES
 
 from . import command
 
@@ -67,20 +66,13 @@ def main(argv: list[str] | None = None) -> None:
     began = time.perf_counter()
     print("loading Keras ...", flush=True)
     on_tensorflow = command.load_backend() == "tensorflow"
-    from tf_transformer.models.families import load_tokenizer
-
     from . import publishing
 
     # TensorFlow's devices can only be set before it computes anything.
     strategy = tt.distribution.strategy(args.devices)
-    languages = command.chosen(vars(args), LANGUAGES)
-    start = tt.Translator.from_pretrained(args.start, **languages) if args.start else None
-    if start and start.tokenizer.control_tokens:
-        raise tt.BadInput(f"--from {args.start}: expected a model that translates, got a parser")
-    start, *directions = command.directed(args, start, check=not args.prepared)
+    start, tokenizer, *directions = command.opened(args, check=not args.prepared)
     records = tt.Records(args.prepared) if args.prepared else None
     choices = vars(args) | {"start": start}
-    tokenizer = load_tokenizer(args.tokenizer_file).with_languages(**languages) if args.tokenizer_file else None
     if vocabulary := tokenizer or (records.tokenizer if records and not start else None):
         choices["vocab_size"] = vocabulary.vocab_size
     config, recipe = publishing.plan_of(choices, "translation")
