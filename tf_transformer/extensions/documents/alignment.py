@@ -44,7 +44,7 @@ class Placing:
     """
 
     def __init__(self, sentence: Marked, aligned: Aligned, marked: Marked) -> None:
-        self._sentence, self._marked, self._text = sentence, marked, marked.text
+        self._marked, self._text = marked, marked.text
         self._tree = _tree(sentence)
         if not self._tree.parts:
             return
