@@ -115,9 +115,9 @@ def opened(args: argparse.Namespace, check: bool) -> tuple[Any, Any, Any, Any]:
             weights.append(convert("weight", number_in(columns.pop()), Positive) if len(columns) % 2 else 1.0)
             pair, files = (columns[0], columns[1]), [str(user_path(file).absolute()) for file in columns[2:]]
             (start.tokenizer if start else tokenizer).with_languages(*pair)
-            for sources, start in [(train, 0), (dev, 2)][: len(files) // 2]:
-                text = tt.sources.TextSource(files[start], files[start + 1], args.skip_bad_lines)
-                if check or start:
+            for sources, first in [(train, 0), (dev, 2)][: len(files) // 2]:
+                text = tt.sources.TextSource(files[first], files[first + 1], args.skip_bad_lines)
+                if check or sources is dev:
                     text.check()
                 sources.append(tt.sources.DirectedSource(text, pair))
         except (OSError, ValueError) as error:
