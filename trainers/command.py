@@ -105,6 +105,7 @@ def opened(args: argparse.Namespace, check: bool) -> tuple[Any, Any, Any, Any]:
     tokenizer = load_tokenizer(args.tokenizer_file).with_languages(**languages) if args.tokenizer_file else None
     if not args.directions:
         return start, tokenizer, None, None
+    vocabulary: Any = start.tokenizer if start else tokenizer
     train, dev, weights = list[Any](), list[Any](), list[float]()
     for number, line in enumerate(lines_of(args.directions), 1):
         try:
@@ -114,7 +115,7 @@ def opened(args: argparse.Namespace, check: bool) -> tuple[Any, Any, Any, Any]:
                 raise BadInput(f"expected {COLUMNS}, got {len(columns)} columns")
             weights.append(convert("weight", number_in(columns.pop()), Positive) if len(columns) % 2 else 1.0)
             pair, files = (columns[0], columns[1]), [str(user_path(file).absolute()) for file in columns[2:]]
-            (start.tokenizer if start else tokenizer).with_languages(*pair)
+            vocabulary.with_languages(*pair)
             for sources, first in [(train, 0), (dev, 2)][: len(files) // 2]:
                 text = tt.sources.TextSource(files[first], files[first + 1], args.skip_bad_lines)
                 if check or sources is dev:
