@@ -189,8 +189,8 @@ def _translated(model: Model, shard: Shard) -> ShardResult:
     if shard.path.endswith(".gz"):
         content = gzip.compress(content, mtime=0)  # without the time, the bytes are the same whenever it is written
     try:
-        with new_file(shard.path) as temporary:
-            temporary.write_bytes(content)
+        with new_file(shard.path) as temporary, open(temporary, "wb") as file:
+            file.write(content)
     except OSError as error:
         raise OSError(error.errno, error.strerror, shard.path) from error
     truncated, empty = (sum(getattr(row, name) for row in rows) for name in ("truncated", "empty"))
