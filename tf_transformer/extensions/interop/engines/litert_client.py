@@ -167,27 +167,12 @@ class _Translator(abc.ABC):
         self, texts: Sequence[str | bytes], n: int, options: dict[str, Any], warn: bool = True
     ) -> list[tuple[int, dict[str, np.ndarray]]]:
         """Returns each text's number of tokens and its outputs."""
-        if unknown := options.keys() - self.options.keys():
-            names = ", ".join(self.options)
-            raise TypeError(f"options: expected {names}, as the export fixes others; got {', '.join(sorted(unknown))}")
-        sources, most = [self.source_ids(text) for text in texts], self._signatures[-1].tokens
+        values, sources = self._values(n, options), [self.source_ids(text) for text in texts]
+        most, before = self._signatures[-1].tokens, [values[LANGUAGES[0]]] if self.languages else []
         for text, ids in zip(texts, sources, strict=True):
             if warn and len(ids) > most:
                 warning = "more tokens than the model reads; only the beginning is read"
                 warnings.warn(f"{warning}: {text[:40]!r}", stacklevel=3)
-        for name, value in options.items():
-            if name not in LANGUAGES and not isinstance(value, numbers.Real):
-                raise TypeError(f"{name}: expected a number, got {value!r}"[:200])
-        # NaN means the default.
-        values = self.options | {name: value for name, value in options.items() if value == value}
-        values["n_best"] = max(n, 1)
-        for name in LANGUAGES if self.languages else ():
-            if values[name] not in [*self.languages]:  # A list compares values of any type, even without a hash.
-                examples = ", ".join([*self.languages][:5])
-                expected = f"expected one of {len(self.languages)} languages, such as {examples}"
-                raise ValueError(f"{name}: {expected}; got {values[name]!r}"[:200])
-            values[name] = self.languages[values[name]]
-        before = [values[LANGUAGES[0]]] if self.languages else []
         # Texts of similar length share a batch, since the longest decides how many steps it takes.
         order, results = sorted(range(len(texts)), key=lambda i: len(sources[i])), dict[int, dict[str, np.ndarray]]()
         for start in range(0, len(order), self.batch_size):
@@ -203,6 +188,25 @@ class _Translator(abc.ABC):
                     outputs = next((long for long in fitting if long.steps >= limit), fitting[-1])(rows, values)
             results.update(zip(batch, outputs, strict=True))
         return [(len(ids), results[i]) for i, ids in enumerate(sources)]
+
+    def _values(self, n: int, options: dict[str, Any]) -> dict[str, Any]:
+        """Returns the values of a file's inputs by name: those of a call or the model's, and ids of languages."""
+        if unknown := options.keys() - self.options.keys():
+            names = ", ".join(self.options)
+            raise TypeError(f"options: expected {names}, as the export fixes others; got {', '.join(sorted(unknown))}")
+        for name, value in options.items():
+            if name not in LANGUAGES and not isinstance(value, numbers.Real):
+                raise TypeError(f"{name}: expected a number, got {value!r}"[:200])
+        # NaN means the default.
+        values = self.options | {name: value for name, value in options.items() if value == value}
+        values["n_best"] = max(n, 1)
+        for name in LANGUAGES if self.languages else ():
+            if values[name] not in [*self.languages]:  # A list compares values of any type, even without a hash.
+                examples = ", ".join([*self.languages][:5])
+                expected = f"expected one of {len(self.languages)} languages, such as {examples}"
+                raise ValueError(f"{name}: {expected}; got {values[name]!r}"[:200])
+            values[name] = self.languages[values[name]]
+        return values
 
 
 class LiteRTTranslator(_Translator):
