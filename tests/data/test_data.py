@@ -207,6 +207,13 @@ def test_strings_may_be_empty_or_have_lone_surrogates(corpus):
     assert sorted(rows(batches)) == sorted(expected)
 
 
+@pytest.mark.parametrize("pairs", [[], [("a", ""), ("two doors " * 7, "b")]])
+def test_no_pair_of_a_fitting_length_raises_bad_input(corpus, pairs):
+    _, _, tokenizer = corpus
+    with pytest.raises(tt.BadInput, match="^pairs: expected at least one of 1 to max_length=11 tokens per side, got"):
+        token_batches(pairs, tokenizer, 512, max_length=11)
+
+
 def test_an_iterator_is_deleted_without_delay(corpus):
     _, pairs, tokenizer = corpus
     batches = Batches([Block.of(ids_of(pairs[:3], tokenizer), MAX_LENGTH)], 512, 1)

@@ -119,6 +119,8 @@ def test_reads_the_current_weights_of_a_model(translator):
 
 def test_wrong_arguments(translator):
     small = tt.Transformer(tt.TransformerConfig(1, 12, 17, 3, vocab_size=30))
+    with pytest.raises(tt.BadInput, match="^model: expected a tt.Transformer, got Sequential. Put a tokenizer"):
+        tt.Translator(keras.Sequential([keras.layers.Dense(3)]), translator.tokenizer)
     with pytest.raises(tt.BadInput, match="vocab_size=30, got 350"):
         tt.Translator(small, translator.tokenizer)
 

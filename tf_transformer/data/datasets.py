@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from tf_transformer.config import BadInput
 from tf_transformer.data.batches import Batch, Batches, Block, batch_sizes, tokenized
 from tf_transformer.data.sources import MAX_LENGTH, Text, TextSource, encoder_of, rows_of
 from tf_transformer.data.text_files import Paths, check_text_pairs, file_pairs
@@ -76,6 +77,8 @@ def token_batches(
 
     texts: Any = pairs.as_numpy_iterator() if hasattr(pairs, "as_numpy_iterator") else pairs
     ids = tokenized([(encoder_of(tokenizer), rows_of(texts))], max_length, tokenizer.vocab_size)
+    if not len(ids):
+        raise BadInput(f"pairs: expected at least one of 1 to max_length={max_length} tokens per side, got none")
     batches = Batches([Block.of(ids, max_length)], batch_tokens, seed if shuffle else None)
     count = None if repeat else len(batches)
     if keras.backend.backend() != "tensorflow":

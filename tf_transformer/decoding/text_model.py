@@ -53,7 +53,10 @@ class TextModel(Immutable):
         export_options: Mapping[str, Any] | None = None,
         **options: float,
     ) -> None:
-        config = model.config
+        config = getattr(model, "config", None)
+        if not config:
+            got = f"got {type(model).__name__}. Put a tokenizer in front of other models by tt.TextModel."
+            raise BadInput(f"model: expected a tt.Transformer, {got}")
         if isinstance(model, keras.Model) and not model.built:  # Keras builds when it is called, not when it searches
             model.build()
         if tokenizer.vocab_size != config.vocab_size:
