@@ -142,6 +142,7 @@ WRONG = [
     ({"instances": []}, "instances: expected a list of rows, got []"),
     ({"instances": ["a", 7]}, 'text: expected string in lists of one shape, got ["a", 7]'),
     ({"instances": ["a", ["a"]]}, 'text: expected string in lists of one shape, got ["a", ["a"]]'),
+    ({"inputs": "a"}, "Shape of tensor .* [] is not compatible with expected shape [?]"),
     pytest.param(
         {"instances": [["a"]]},
         "Shape of tensor .* [1,1] is not compatible with expected shape [?]",

@@ -115,7 +115,7 @@ def read_request(model: ServedModel, content: Mapping[str, Any], limits: Limits)
     inputs = {key: _tensor(key, values[key], dtype) for key, dtype in dtypes.items()}
     for value in inputs.values():
         if value.dtype == tf.string:
-            limits.check([text.decode("utf-8", "replace") for text in value.numpy().ravel()])
+            limits.check([text.decode("utf-8", "replace") for text in tf.reshape(value, [-1]).numpy()])
     return name, inputs
 
 
