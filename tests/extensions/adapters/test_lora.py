@@ -49,6 +49,19 @@ def test_an_adapter_is_loaded_onto_a_fresh_model_and_merged(make, tmp_path):
     np.testing.assert_allclose(outputs(fresh), tuned, atol=1e-4)
 
 
+def test_integers_are_not_merged():
+    """Rounded to integers, the adapters would vanish."""
+    model = keras_own()
+    model.quantize("int8")
+    tt.enable_lora(model, rank=2)
+    for weight in model.trainable_weights:
+        weight.assign(keras.ops.ones(weight.shape))
+    before = outputs(model)
+    with pytest.raises(tt.BadInput, match="^model: expected matrices of floats, got int8 in .* Merge before"):
+        tt.merge_lora(model)
+    np.testing.assert_array_equal(outputs(model), before)
+
+
 def test_only_adapters_are_trained():
     model = transformer()
     tt.enable_lora(model, rank=2, layers=("query", "hidden"))

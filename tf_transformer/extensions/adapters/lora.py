@@ -107,7 +107,14 @@ def merge_lora(model: keras.Model) -> None:
     """Adds the adapters to the matrices of a model, for an export. The outputs are unchanged.
 
     The adapters become zero. `enable_lora` needs a new model.
+
+    Raises:
+        BadInput: If a matrix holds integers. The model is unchanged.
     """
+    for matrix, *_ in adapters(model):
+        if keras.backend.is_int_dtype(matrix.dtype):
+            action = "Merge before you quantize, or save a .keras file, which merges and rounds."
+            raise BadInput(f"model: expected matrices of floats, got {matrix.dtype} in {matrix.path}. {action}")
     for matrix, a, b, scale in adapters(model):
         matrix.assign(matrix + scale * ops.matmul(a, b))
         b.assign(ops.zeros(b.shape, b.dtype))
