@@ -84,11 +84,6 @@ def prepared(folder, times):
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory):
-    return prepared(tmp_path_factory.mktemp("large"), 100)
-
-
-@pytest.fixture(scope="module")
 def of_two_shards(tmp_path_factory):
     return prepared(tmp_path_factory.mktemp("of_two_shards"), 10)
 
@@ -118,19 +113,3 @@ def test_a_full_disk_costs_nothing(of_two_shards, tmp_path, workers):
     assert not list((tmp_path / "records").glob("shard-*"))
     subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
     same_records(tmp_path / "records", expected)
-
-
-@pytest.mark.slow
-def test_a_bad_line_is_named(large, tmp_path):
-    argv, _ = large
-    source = Path(argv[1])
-    lines = source.read_bytes().split(b"\n")
-    lines[60_000] = b"\xff"
-    (tmp_path / "text.en").write_bytes(b"\n".join(lines))
-    argv = ["--train", tmp_path / "text.en", *argv[2:], "--to", tmp_path / "records", "--workers", 2]
-    failed = subprocess.run(command(*argv), cwd=ROOT, capture_output=True, text=True)
-    expected = f"error: {tmp_path}/text.en, line 60,001: expected a sentence in UTF-8, got the byte 0xff at column 1\n"
-    assert (failed.returncode, failed.stderr) == (2, expected)
-    printed = subprocess.run(command(*argv, "--skip-bad-lines"), cwd=ROOT, check=True, capture_output=True, text=True)
-    assert "89,996 pairs, " in printed.stdout
-    assert ", 1 too long or bad; " in printed.stdout

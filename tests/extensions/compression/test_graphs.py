@@ -3,10 +3,7 @@
 import functools
 
 import numpy as np
-import pytest
 import tensorflow as tf
-from conftest import TEXTS
-from served import Served
 
 from tf_transformer.extensions.compression.graphs import compact
 from tf_transformer.extensions.conformance.check import graph_of, nodes_of
@@ -63,17 +60,3 @@ def test_same_outputs_and_side_effects(tmp_path):
         np.testing.assert_allclose(result["product"], expected, rtol=1e-5)
         assert loaded.calls.numpy() == 2 * number
     assert not np.array_equal(*loaded.draw())
-
-
-@pytest.mark.slow
-def test_an_export_is_bit_identical(translator, saved, served, tmp_path):
-    export = translator.export(source_language="en", target_language="de", step=29)
-    tf.saved_model.save(export, str(tmp_path / "1"), signatures=export.signatures)
-    plain = Served(tmp_path / "1")
-    for name, (inputs, _, defaults) in served.signatures.items():
-        request = {port: TEXTS for port in inputs if port not in defaults}
-        for port, value in served(request, name).items():
-            np.testing.assert_array_equal(value, plain(request, name)[port], err_msg=f"{name}: {port}")
-    plain.close()
-    sizes = [len(nodes_of(graph_of(path))) for path in (saved, tmp_path / "1")]
-    assert sizes[0] < 0.65 * sizes[1]
