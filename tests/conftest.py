@@ -141,6 +141,14 @@ def text(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def corpus(text):
+    """The training and dev set of `text`."""
+    import tf_transformer as tt
+
+    return tt.TextCorpus((text / "train.en", text / "train.de"), (text / "dev.en", text / "dev.de"))
+
+
 @pytest.fixture(scope="session")
 def translator():
     """A small translator whose outputs differ between rows."""

@@ -32,11 +32,6 @@ CONFIG = dataclasses.replace(tt.PRESETS["tiny"], num_layers=1, d_model=16, d_ff=
 RECIPE = tt.Recipe(steps=7, batch_tokens=512, warmup_steps=3, eval_every=3, dev_sentences=3)
 
 
-@pytest.fixture(scope="module")
-def corpus(text):
-    return tt.TextCorpus((text / "train.en", text / "train.de"), (text / "dev.en", text / "dev.de"))
-
-
 MAKE_MODEL = tt.Trainer.make_model
 
 

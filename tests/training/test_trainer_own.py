@@ -18,11 +18,6 @@ from tf_transformer.training.run import Run
 pytestmark = pytest.mark.usefixtures("unscored")
 
 
-@pytest.fixture(scope="module")
-def corpus(text):
-    return tt.TextCorpus((text / "train.en", text / "train.de"), (text / "dev.en", text / "dev.de"))
-
-
 @pytest.fixture
 def eager(monkeypatch):
     """Trains without a graph. For few steps this is faster than tracing one."""

@@ -16,11 +16,6 @@ from tf_transformer.models.families import load_tokenizer
 from tf_transformer.training.run import Run
 
 
-@pytest.fixture(scope="module")
-def corpus(text):
-    return tt.TextCorpus((text / "train.en", text / "train.de"), (text / "dev.en", text / "dev.de"))
-
-
 class Prepared(Exception):
     """Instead of a model."""
 

@@ -143,11 +143,6 @@ def test_metadata_of_a_card(card, metadata, tmp_path):
     assert hub.origin_of(tmp_path, tmp_path) == {"origin": tmp_path.name} | metadata
 
 
-@pytest.fixture(scope="module")
-def corpus(text):
-    return tt.TextCorpus((text / "train.en", text / "train.de"), (text / "dev.en", text / "dev.de"))
-
-
 RECIPE = dataclasses.replace(tt.RECIPES["finetune"], steps=5, epochs=None, batch_tokens=512, dev_sentences=3)
 
 
