@@ -1,6 +1,7 @@
 """The names of the package: loaded at first use, known to type checkers, and registered with Keras."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -50,43 +51,49 @@ def test_loading_tensorflow_prints_nothing(names, lite, saved, tmp_path):
     assert (done.returncode, done.stderr) == ("checked" in names, b"")
 
 
-IMPORTS = """
-import importlib, sys, tf_transformer as tt
-for name in sys.argv[1:]:
+FRESH = """
+import importlib, json, sys
+import keras, tf_transformer as tt
+modules = list(sys.modules)
+loss = type(keras.models.load_model(sys.argv[1]).loss).__name__
+for name in sys.argv[2:]:
     importlib.import_module(name)
-for name, module in tt._HOMES.items():
-    assert getattr(tt, name) is getattr(importlib.import_module(module), name), name
-assert callable(tt.load)
+changed = [name for name, home in tt._HOMES.items() if getattr(tt, name) is not getattr(sys.modules[home], name)]
+print(json.dumps({"modules": modules, "loss": loss, "changed": changed, "load": type(tt.load).__name__}))
 """
 
 
-@pytest.mark.program
-def test_every_module_can_be_imported_and_names_keep_their_values():
-    """Importing a module sets its name in the package, where `load` is a function."""
-    paths = sorted(PACKAGE.rglob("*.py"))
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """Returns what a fresh process found, which loaded a model with Keras and then imported every module."""
+    model = tt.Transformer(tt.TransformerConfig(1, 8, 16, 2, vocab_size=11))
+    model.build()
+    model.compile(optimizer=tt.Adam(tt.WarmupSchedule(8)), loss=tt.SmoothedCrossEntropy())
+    model.save(path := tmp_path_factory.mktemp("model") / "model.keras")
+    names = [name for name, _ in modules()]
     if not importlib.util.find_spec("apache_beam"):
         names = [name for name in names if not name.startswith("tf_transformer.extensions.beam.")]
-    run_python(IMPORTS, *names)
+    return json.loads(run_python(FRESH, path, *names))
+
+
+def modules():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path
+
+
+@pytest.mark.program
+def test_every_module_can_be_imported_and_names_keep_their_values(fresh):
+    """Importing a module sets its name in the package, where `load` is a function."""
+    assert (fresh["changed"], fresh["load"]) == ([], "function")
     assert set(tt.__all__) <= set(dir(tt))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = tt.nothing
 
 
 @pytest.mark.program
-def test_keras_loads_a_model(tmp_path):
+def test_keras_loads_a_model(fresh):
     """Keras creates only registered classes."""
-    classes = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for path in PACKAGE.rglob("*.py")
-        if "@keras.saving.register_keras_serializable" in path.read_text(encoding="utf-8")
-    }
+    registers = "@keras.saving.register_keras_serializable"
+    classes = {name for name, path in modules() if registers in path.read_text(encoding="utf-8")}
     assert len(classes) > 5
-    model = tt.Transformer(tt.TransformerConfig(1, 8, 16, 2, vocab_size=11))
-    model.build()
-    model.compile(optimizer=tt.Adam(tt.WarmupSchedule(8)), loss=tt.SmoothedCrossEntropy())
-    model.save(tmp_path / "model.keras")
-    program = f"import sys, keras, tf_transformer; assert not {classes} - set(sys.modules)"
-    program += "; print(type(keras.models.load_model(sys.argv[1]).loss).__name__)"
-    printed = run_python(program, tmp_path / "model.keras")
-    assert printed.strip() == "SmoothedCrossEntropy"
+    assert classes <= set(fresh["modules"]) and fresh["loss"] == "SmoothedCrossEntropy"

@@ -25,17 +25,24 @@ for path in pathlib.Path(sys.argv[1]).glob("*.keras"):
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
+def cases(request):
+    """Returns the cases of the tests that run: some are slow."""
+    tests = [item for item in request.session.items if "cases" in item.fixturenames]
+    return list(dict.fromkeys(item.callspec.params["case"] for item in tests))
+
+
+@pytest.fixture(scope="module")
+def files(cases, tmp_path_factory):
     """Returns a folder with a model around each layer and that model's inputs."""
     folder = tmp_path_factory.mktemp("models")
-    for case in LAYERS + MODELS:
+    for case in cases:
         case.model().save(folder / f"{case.name}.keras")
         np.savez(folder / f"{case.name}.npz", *case.arrays())
     return folder
 
 
 @pytest.fixture(scope="module")
-def reloaded_files(files, tmp_path_factory):
+def reloaded_files(files, cases, tmp_path_factory):
     """Returns `files` after a fresh process has added each model's output, and the value of `exported`.
 
     The process begins with the SavedModel, before it imports the package.
@@ -44,7 +51,7 @@ def reloaded_files(files, tmp_path_factory):
         run_python(LOAD, files)
         return files, {}
     folder = tmp_path_factory.mktemp("exported")
-    expected = export_layers(folder)
+    expected = export_layers(folder, cases)
     run_python(EXPORTED + LOAD, files, folder)
     return files, {name: (np.load(folder / f"{name}.npy"), output) for name, output in expected.items()}
 
@@ -95,7 +102,7 @@ assert "tf_transformer" not in sys.modules
 """
 
 
-def export_layers(folder):
+def export_layers(folder, cases):
     """Writes a SavedModel with one function per layer, and their inputs. Returns the layers' outputs."""
     import tensorflow as tf
 
@@ -108,7 +115,7 @@ def export_layers(folder):
         signature = [tf.TensorSpec(x.shape, x.dtype) for x in case.symbolic_inputs()]
         return tf.function(lambda *inputs: case.call(layer, inputs), input_signature=signature, autograph=False)
 
-    for case in LAYERS + MODELS:
+    for case in cases:
         layer = case.built()
         module.weights += [weight.value for weight in layer.weights]
         setattr(module, case.name, function(case, layer))

@@ -19,7 +19,7 @@ from tf_transformer.extensions.interop.families.m2m100.family import NLLB
 from tf_transformer.extensions.words import words_of
 from tf_transformer.inference.engine import Aligned, Engine, Hypothesis, TranslationResult
 
-MANY = hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+MANY = hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
 SPLITTERS = {
     "by rule": sentences_in("en"),
     "at stops": lambda line: re.findall(r"[^.]*\.+\s*|[^.]+$", line),
