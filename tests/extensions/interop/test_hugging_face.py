@@ -1,4 +1,4 @@
-"""Tests checkpoints for `transformers`: they equal those that it wrote, can be read, and it translates with them."""
+"""Tests checkpoints for `transformers`: they equal those that it wrote, and can be read."""
 
 import json
 
