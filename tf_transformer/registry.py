@@ -24,7 +24,7 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "savedmodel": "inference.loading:SAVED_MODEL",
         "litert": "extensions.interop.engines.portable:OPENS_LITERT",
         "onnx": "extensions.interop.engines.portable:OPENS_ONNX",
-        "run": "training.opening:RUN",
+        "run": "training.tasks:RUN",
         "checkpoint": "extensions.interop.families.hub:CHECKPOINT",
     },
     "formats": {
