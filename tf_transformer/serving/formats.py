@@ -10,7 +10,6 @@ from tf_transformer import registry
 from tf_transformer.config import DTYPES
 from tf_transformer.utils import values
 from tf_transformer.utils.files import user_path
-from tf_transformer.utils.folders import versions
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Dtype
 from tf_transformer.utils.values import BadInput, between, checked
@@ -108,6 +107,8 @@ def publish(save: Callable[[Path], None], root: str | os.PathLike[str], version:
 
 def next_version(path: str | os.PathLike[str]) -> Path:
     """Returns the unused directory <path>/<integer> above those in use. Raises `BadInput` if it cannot be written."""
+    from tf_transformer.utils.folders import versions  # loads NumPy, for which a program's help must not wait
+
     path = user_path(path)
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
