@@ -1,5 +1,6 @@
 """Pages whose shell commands run as written, in this process: from text to a released model, and back."""
 
+import dataclasses
 import importlib
 import re
 import shlex
@@ -26,6 +27,7 @@ NOT_HERE = ("docker", "curl")  # TensorFlow Serving's image
 def folder(page, saved, unscored, tmp_path, monkeypatch):
     """Returns a folder with text and SavedModels, in which exports are not checked by other processes."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(tt.PRESETS, "tiny", dataclasses.replace(tt.PRESETS["tiny"], num_layers=1, d_model=16, d_ff=8))
     tt.toy_corpus.write_corpus("text", train=400, dev=7, test=5)
     for name in ("mine", "teacher"):
         shutil.copytree(saved, f"savedmodels/{name}/1")
