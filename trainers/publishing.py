@@ -20,7 +20,7 @@ from tf_transformer import PRESETS, RECIPES, BadInput, Recipe, ToyCorpus, Traine
 from tf_transformer.data.sources import Texts
 from tf_transformer.decoding.search_options import LANGUAGES, MOST_BEAMS, SEARCH_OPTIONS, of_request
 from tf_transformer.inference.translator import trained
-from tf_transformer.serving.formats import next_version
+from tf_transformer.serving import formats
 from tf_transformer.tokenizers.tokenizer import FIRST_ID
 from tf_transformer.training.recipe import PAPER_STEPS, recipe_of
 from tf_transformer.training.run import Run
@@ -59,7 +59,7 @@ def export_folder(options: dict[str, Any], run: Path, strategy: Any) -> Path:
     """Returns the directory of the SavedModel's versions, by --base and --name, if a new one can be written to it."""
     root: Path = (options["base"] or Path("savedmodels")) / (options["name"] or run.absolute().resolve().name)
     if keras.backend.backend() == "tensorflow" and tt.distribution.is_chief(strategy):
-        next_version(root)
+        formats.next_version(root)
     return root
 
 
@@ -138,7 +138,7 @@ def language_facts(translator: Translator, languages: Sequence[str] | None) -> d
 
 def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examples: list[str]) -> Path:
     """Writes and checks the SavedModel, writes metrics.json, and prints what the SavedModel makes of the examples."""
-    from tf_transformer.serving import formats, savedmodel
+    from tf_transformer.serving import savedmodel
 
     print("writing the SavedModel ...", flush=True)
     export.describe(step=read_json(run.checkpoints()[-1] / "state.json")["step"])
