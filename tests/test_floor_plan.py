@@ -31,7 +31,6 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
         "data",
         "decoding",
         "evaluation",
-        "extensions.words",
         "inference",
         "models",
         "serving",
@@ -43,8 +42,9 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
     "extensions.recipes": ("data", "extensions.documents", "inference"),
     "extensions.server": ("decoding", "extensions.documents", "inference"),
     "extensions.sources": ("data", "tokenizers"),
-    "extensions.text_models": ("decoding", "extensions.words", "inference", "layers", "serving", "tokenizers"),
-    "extensions.words": ("inference", "tokenizers"),
+    "extensions.text_models": ("decoding", "inference", "layers", "serving", "tokenizers"),
+    "extensions.tensorboard": ("training",),
+    "extensions.words": ("inference",),
 }
 # Modules that import TensorFlow at once. They are loaded only on it.
 ON_TENSORFLOW = ["decoding.growing", "inference.savedmodel"]

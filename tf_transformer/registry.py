@@ -50,6 +50,7 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
     "commands": {"check": "extensions.conformance.check:main"},
     # Functions that the core calls by name, since it imports no extension.
     "services": {
+        "board": "extensions.tensorboard:board",
         "documents": "extensions.documents.document:translated",
         "trimmed": "extensions.interop.vocabularies:trimmed",
         "with_language": "extensions.interop.vocabularies:with_language",

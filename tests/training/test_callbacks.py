@@ -10,6 +10,7 @@ import pytest
 from test_run import fresh_model
 
 import tf_transformer as tt
+from tf_transformer.extensions import tensorboard
 from tf_transformer.training import callbacks
 from tf_transformer.training.callbacks import DevScore, DevText, StopOnNonFinite
 
@@ -169,8 +170,9 @@ def test_outputs_are_written_into_one_file(tmp_path):
 
 def test_a_training_without_tensorboard(tmp_path, monkeypatch, capsys):
     """TensorFlow without TensorBoard cannot write events."""
-    monkeypatch.setattr(callbacks, "_is_installed", lambda name: name != "tensorboard")
-    assert callbacks.board(tmp_path) == []
+    for module in (callbacks, tensorboard):
+        monkeypatch.setattr(module, "is_installed", lambda name: name != "tensorboard")
+    assert tensorboard.board(tmp_path) == []
     assert "nothing for TensorBoard, which is not installed" in capsys.readouterr().out
     metric = tt.Metric("Own", lambda outputs, sources, references: len(outputs + sources) + len(references[0]))
     dev = callbacks.DevText(metric, ["a b"], ["c d"])

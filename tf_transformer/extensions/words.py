@@ -8,17 +8,8 @@ from collections.abc import Sequence
 
 from tf_transformer.inference.engine import Aligned
 
-SEPARATORS = ("Zs", "Zl", "Zp", "Cc")  # Unicode categories between words, `\p{Z}` and `\p{Cc}` in a graph
 SPACE = "▁"  # SentencePiece's word boundary
 Span = tuple[int, int]  # first character and the one after the last
-
-
-def split_words(text: str | bytes) -> list[str]:
-    """Returns a text's words between white space and control characters, as it spells them."""
-    from tf_transformer.tokenizers.strings import utf8  # it loads NumPy, and programs read this module for their help
-
-    plain = "".join(" " if unicodedata.category(one) in SEPARATORS else one for one in utf8(text))
-    return [word for word in plain.split(" ") if word]
 
 
 def words(aligned: Aligned) -> tuple[list[str], list[str], list[tuple[int, int]]]:

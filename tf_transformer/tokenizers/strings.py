@@ -22,6 +22,9 @@ BYTES_OF_A_TOKEN = 64  # maximum: SentencePiece's longest piece has 16 character
 CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
 SEPARATORS = re.compile(r"[ \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")  # Unicode's category Z
 
+# No white space and no control characters, Unicode's categories Z and Cc
+WORD = re.compile(r"[^\0-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
+
 codecs.register_error("as_space", lambda error: (" ", error.end))  # type: ignore[attr-defined]
 
 
@@ -39,6 +42,11 @@ def text_tensor(texts: Tensor) -> "tf.Tensor":
 def utf8(text: str | bytes) -> str:
     """Returns a text in which each invalid part of UTF-8 is a space."""
     return encoded(text).decode("utf-8", "as_space")
+
+
+def split_words(text: str | bytes) -> list[str]:
+    """Returns a text's words between white space and control characters, as it spells them."""
+    return WORD.findall(utf8(text))
 
 
 def valid(text: str | bytes) -> str:

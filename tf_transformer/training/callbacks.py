@@ -16,7 +16,6 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -118,7 +117,7 @@ class DevScore(keras.callbacks.Callback):
             texts = source[k], outputs[k], references[k]
             lines = [textwrap.shorten(text, width, placeholder=" ...") for text in texts]
             say(f"    {lines[0]}\n      -> {lines[1]}\n       = {lines[2]}")
-        if not (self.logs and rows and ON_TENSORFLOW and _is_installed("tensorboard")):
+        if not (self.logs and rows and ON_TENSORFLOW and is_installed("tensorboard")):
             return
         import tensorflow as tf
 
@@ -296,48 +295,7 @@ class StopAfter(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-class TensorBoardScalars(keras.callbacks.Callback):
-    """Writes the values of each epoch with TensorBoard's package, which does not need TensorFlow.
-
-    Args:
-        logs: TensorBoard's folder.
-    """
-
-    @checked
-    def __init__(self, logs: str | os.PathLike[str]):
-        super().__init__()
-        self.logs = user_path(logs, "logs")
-        self._writer: Any = None
-
-    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._writer = self._writer or EventFileWriter(str(self.logs / "train"))
-        for name, value in numbers_in(logs).items():
-            summary = Summary(value=[Summary.Value(tag=f"epoch_{name}", simple_value=value)])
-            self._writer.add_event(Event(wall_time=time.time(), step=epoch, summary=summary))
-        self._writer.flush()
-
-    def on_train_end(self, logs: object = None) -> None:
-        if self._writer:
-            self._writer.close()
-            self._writer = None
-
-
-def board(logs: Path) -> list[keras.callbacks.Callback]:
-    """Returns a callback that writes for TensorBoard, with TensorFlow if installed, or none without TensorBoard."""
-    # TensorFlow also writes with TensorBoard's package.
-    if not _is_installed("tensorboard"):
-        say("nothing for TensorBoard, which is not installed: pip install tensorboard")
-        return []
-    if _is_installed("tensorflow"):
-        return [keras.callbacks.TensorBoard(str(logs), write_graph=False)]
-    return [TensorBoardScalars(logs)]
-
-
-def _is_installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
     except ImportError:

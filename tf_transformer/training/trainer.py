@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tf_transformer import distribution
+from tf_transformer import distribution, registry
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 from tf_transformer.data import datasets as data
 from tf_transformer.data.batches import Batches, TokenizedSource
@@ -31,7 +31,6 @@ from tf_transformer.training.callbacks import (
     StopOnNonFinite,
     TrainingInterrupted,
     Translate,
-    board,
     progress,
 )
 from tf_transformer.training.losses import Perplexity, SmoothedCrossEntropy, TokenAccuracy, TokenCount
@@ -415,7 +414,7 @@ class Trainer:
         callbacks: list[keras.callbacks.Callback] = [DevScore(decoders, dev, logs=logs)]
         if count := self.recipe.early_stopping_patience:
             callbacks.append(StopAfter(self.run, self._metric, count))
-        return [*callbacks, *board(logs)]
+        return [*callbacks, *registry.find("services", "board")(logs)]
 
     def make_model(self, steps: int) -> Transformer:
         """Returns a built and compiled model, to train for `steps` steps (sections 5.3 and 5.4).

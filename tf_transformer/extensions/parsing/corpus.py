@@ -12,7 +12,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.data.corpus import Corpus, Files
 from tf_transformer.data.sources import Encode, Source, Texts
 from tf_transformer.extensions.parsing import treebank
-from tf_transformer.extensions.words import split_words
+from tf_transformer.tokenizers.strings import split_words
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, UNKNOWN_ID, Tokenizer
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.type_names import VocabularyKind

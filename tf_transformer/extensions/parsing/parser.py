@@ -23,12 +23,11 @@ from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.extensions.parsing import evalb, treebank
 from tf_transformer.extensions.parsing.constraint import LEAF, Grammar
 from tf_transformer.extensions.parsing.corpus import ParserInput, encoder_of, read_texts
-from tf_transformer.extensions.words import split_words
 from tf_transformer.inference.engine import Engine, Hypothesis, Request, TranslationResult, in_batches
 from tf_transformer.inference.translator import Translator
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.transformer import Attention
-from tf_transformer.tokenizers.strings import valid_text
+from tf_transformer.tokenizers.strings import split_words, valid_text
 from tf_transformer.tokenizers.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
 from tf_transformer.training.tasks import Task
 from tf_transformer.utils.files import encoded
@@ -225,7 +224,7 @@ class Parser(Immutable, Engine):
 
     def read_in_graph(self, text: Tensor) -> ParserInput:
         """Reads texts [B] into tensors, like `read`."""
-        # These classes are those of `SEPARATORS`, so that the graph and Python see the same words.
+        # These classes are those of `split_words`, so that the graph and Python see the same words.
         words = tf.strings.split(tf.strings.regex_replace(valid_text(text), r"[\p{Z}\p{Cc}]+", " "))
         plain = words.flat_values
         for name, bracket in treebank.BRACKETS.items():
