@@ -110,7 +110,7 @@ def test_a_notebook_gets_the_bar(monkeypatch):
 @pytest.mark.parametrize("bar", [True, False])
 def test_progress_counts_the_steps_of_the_training(bar, capsys):
     """5 of 17 steps are made, and the next checkpoint is after 3 more. Lines count no epochs, which are passes."""
-    watch = callbacks.Bar(17) if bar else callbacks.ProgressLogger(seconds=0, steps=17)
+    watch = callbacks.Bar(steps=17) if bar else callbacks.ProgressLogger(seconds=0, steps=17)
     model = types.SimpleNamespace(optimizer=types.SimpleNamespace(iterations=np.array(5)))
     watch.set_model(model)
     watch.set_params({"steps": 3})
@@ -132,7 +132,7 @@ def test_progress_counts_the_steps_of_the_training(bar, capsys):
 def test_the_bar_fits_the_terminal(capsys, monkeypatch):
     """It shows the first values that fit. The line of the checkpoint has all."""
     monkeypatch.setenv("COLUMNS", "80")
-    watch = callbacks.Bar(3)
+    watch = callbacks.Bar(steps=3)
     watch.set_model(types.SimpleNamespace(optimizer=types.SimpleNamespace(iterations=np.array(0))))
     watch.set_params({"steps": 3})
     watch.on_epoch_begin(0)

@@ -270,7 +270,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Returns the text of each list of ids, like `detokenize`, without TensorFlow."""
         rows = [[id for id in row if id > EOS_ID] for row in ids]  # without padding, BOS and EOS
-        return list(self.processor.decode(rows, num_threads=threads_for(rows))) if rows else []
+        return list(self.processor.decode(rows, num_threads=-1 if len(rows) >= MANY else 1)) if rows else []
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Returns the pieces of an output's ids."""
@@ -340,12 +340,7 @@ def check_symbols(strings: Iterable[str], name: str = "user_defined_symbols") ->
 
 
 def encoded_by(processor: sentencepiece.SentencePieceProcessor, texts: list[str], kind: type) -> Any:
-    return processor.encode(texts, out_type=kind, num_threads=threads_for(texts))
-
-
-def threads_for(texts: Sequence[Any]) -> int:
-    """Returns SentencePiece's number of threads, -1 for all cores. Starting threads takes longer than a few texts."""
-    return -1 if len(texts) >= MANY else 1
+    return processor.encode(texts, out_type=kind, num_threads=-1 if len(texts) >= MANY else 1)
 
 
 def engine_of(model: bytes) -> sentencepiece.SentencePieceProcessor:

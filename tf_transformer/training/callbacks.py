@@ -169,15 +169,7 @@ class ProgressLogger(keras.callbacks.Callback):
 
 
 class Bar(ProgressLogger):
-    """Progress on a terminal or in a notebook: Keras's bar for the steps to the next checkpoint, and a line there.
-
-    Args:
-        steps: Total steps of the training.
-    """
-
-    @checked
-    def __init__(self, steps: Count):
-        super().__init__(steps=steps)
+    """`ProgressLogger` with `steps`, for a terminal or a notebook: Keras's bar to the next checkpoint, a line there."""
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         super().on_epoch_begin(epoch)
@@ -305,4 +297,4 @@ def is_installed(name: str) -> bool:
 @checked
 def progress(steps: Count) -> keras.callbacks.Callback:
     """Returns the callback that shows progress: a bar on a terminal or in a notebook, lines elsewhere."""
-    return Bar(steps) if is_watched(sys.stdout) else ProgressLogger(steps=steps)
+    return Bar(steps=steps) if is_watched(sys.stdout) else ProgressLogger(steps=steps)
