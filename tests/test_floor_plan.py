@@ -51,7 +51,9 @@ ON_TENSORFLOW = ["decoding.growing", "inference.savedmodel"]
 ON_TENSORFLOW += [f"extensions.server.{name}" for name in ("app", "libretranslate", "model", "predict")]
 ON_TENSORFLOW += [f"serving.{name}" for name in ("contract", "savedmodel")] + ["extensions.compression.graphs"]
 ON_TENSORFLOW += [f"extensions.beam.{name}" for name in ("preparation", "shards", "translation")]
-ON_TENSORFLOW += [f"extensions.interop.formats.{name}" for name in ("ctranslate2", "litert", "onnx", "portable")]
+ON_TENSORFLOW += [
+    f"extensions.interop.formats.{name}" for name in ("argos", "ctranslate2", "litert", "onnx", "portable")
+]
 FILES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in PACKAGE.rglob("*.py")

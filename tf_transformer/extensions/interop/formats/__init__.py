@@ -9,6 +9,7 @@ from tf_transformer.utils import values
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Dtype
 
+_argos = lazily(f"{__name__}.argos", "a package for Argos Translate")
 _ctranslate2 = lazily(f"{__name__}.ctranslate2", "an export to CTranslate2")
 _hugging_face = lazily(f"{__name__}.hugging_face", "a checkpoint")
 _litert = lazily(f"{__name__}.litert", "an export to LiteRT")
@@ -54,7 +55,7 @@ ARGOS = Format(
     "argos",
     CTRANSLATE2.dtypes,
     frozenset({"metadata"}),
-    lambda *args, **options: _ctranslate2.save_argos(*args, **options),
+    lambda *args, **options: _argos.save(*args, **options),
 )
 TRANSFORMERS = Format(
     "transformers",

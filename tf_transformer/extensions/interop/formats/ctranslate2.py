@@ -1,6 +1,5 @@
-"""Exports to CTranslate2 (https://opennmt.net/CTranslate2), a runtime for CPUs and GPUs with 8-bit and 16-bit weights,
-and to packages with such an export for Argos Translate (https://github.com/argosopentech/argos-translate), which
-LibreTranslate and offline apps install. Both need `pip install "tf-transformer[ctranslate2]"`.
+"""Exports to CTranslate2 (https://opennmt.net/CTranslate2), a runtime for CPUs and GPUs with 8-bit and 16-bit weights.
+They need `pip install "tf-transformer[ctranslate2]"`.
 
 Its search differs from ours (section 6.1) in two points. It divides log-probabilities by length^length_penalty, without
 EOS. Ours divides by ((5 + length) / 6)^length_penalty, with EOS. And its rule for ending a search is different. With
@@ -10,12 +9,8 @@ Two defaults also differ. `min_decoding_length=1` forbids the empty output. Here
 EOS. `max_decoding_length=256` holds for every sentence. Here the limit is the source's length + 50.
 """
 
-import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import keras
@@ -24,7 +19,6 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.config import BadInput
-from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.extensions.interop.families.pieces import ADDED
 from tf_transformer.extensions.interop.families.weights import widen
@@ -34,13 +28,11 @@ from tf_transformer.utils.files import new_folder
 from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import checked
-from tf_transformer.utils.version import __version__
 
 Quantization = Literal["int8", "int16", "float16", "bfloat16"]
 QUANTIZATIONS = get_args(Quantization)
 RULED_OUT = -1e4  # a logit that is finite in 16 bits
 MAX_POSITIONS = 2048  # CTranslate2 reads sources of at most 1,024 tokens by default.
-ARGOS_VERSION = "1.9"  # the release of Argos Translate since which a package needs no sentence splitter
 
 
 @checked
@@ -83,57 +75,6 @@ def save(translator: TextModel, path: str | os.PathLike[str], quantization: Quan
         added = {name: content for name, content in tokenizer.vocabularies.items() if name == ADDED}
         for name, content in (tokenizer.files | added).items():
             (folder / name).write_bytes(content)
-
-
-@checked
-def save_argos(
-    translator: TextModel, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **facts: Any
-) -> None:
-    """Writes a directory with one file, `translate-SOURCE_TARGET.argosmodel`, which `argospm install` installs.
-
-    Args:
-        translator: A `Translator` of one pair of languages, with one tokenizer for both.
-        path: New directory NAME/VERSION.
-        dtype: Storage of weights, as in an export to CTranslate2.
-        checked: Ignored, since Argos Translate has no check.
-        facts: source_language and target_language, ISO 639 codes, if the translator does not know them. Others go into
-            the package's README.
-
-    Raises:
-        BadInput: As in an export to CTranslate2, or if a language is unknown, or the model needs more than Argos
-            Translate passes: a language's token, or one tokenizer for each side.
-        FileExistsError: If `path` exists.
-    """
-    check_convertible(translator, ", which CTranslate2 can run")
-    known: Any = translator  # which has metadata
-    metadata = {**known.metadata, **facts}
-    languages = [str(metadata.get(name) or "") for name in LANGUAGES]
-    if set(translator.tokenizer.files) != {"tokenizer.model"}:
-        raise BadInput(
-            "argos: expected a model of one pair of languages with one tokenizer, since Argos Translate passes only "
-            f"a text's tokens; got {', '.join(translator.tokenizer.files)}. Use the format ctranslate2."
-        )
-    for name, language in zip(LANGUAGES, languages, strict=True):
-        if not language.isalnum():
-            action = "Pass --languages en de, or source_language= and target_language= in Python."
-            raise BadInput(f"{name}: expected a code of letters, such as en, got {language or 'none'}. {action}")
-    package, version = f"translate-{'_'.join(languages)}", os.path.basename(os.path.abspath(path))
-    description = {"package_version": f"{version}.0" if version.isdecimal() else "1.0", "argos_version": ARGOS_VERSION}
-    for side, code in zip(("from", "to"), languages, strict=True):
-        description |= {f"{side}_code": code, f"{side}_name": code}
-    description["type"] = "translate"
-    readme = [f"# {' to '.join(languages)}", "", f"Exported by tf-transformer {__version__}.", ""]
-    readme += [f"- {name}: {value}" for name, value in sorted(metadata.items())]
-    quantization: Any = None if dtype == "float32" else dtype
-    with tempfile.TemporaryDirectory() as parts, new_folder(path) as folder:
-        root = Path(parts) / package
-        root.mkdir()
-        save(translator, root / "model", quantization)
-        shutil.move(root / "model" / "tokenizer.model", root / "sentencepiece.model")
-        (root / "metadata.json").write_text(json.dumps(description, indent=2), encoding="utf-8")
-        (root / "README.md").write_text("\n".join([*readme, ""]), encoding="utf-8")
-        archive = shutil.make_archive(str(Path(parts) / "archive"), "zip", parts, package)
-        shutil.move(archive, folder / f"{package}.argosmodel")
 
 
 @checked
