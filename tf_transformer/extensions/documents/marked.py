@@ -22,12 +22,13 @@ _IN_ADDRESS = rf"[^\W{DENSE}]|[/#$%&+=@~_-]"
 _NUMBER = r"(?:\*|\d{1,4})?(?:\.(?:\*|\d{0,4}))?(?:hh?|ll?|[qjztL])?"
 _INNER = r"[^{}]*+"
 for _ in range(3):  # a plural in a choice in a message
-    _INNER = rf"(?:[^{{}}]++|\{{{_INNER}\}})*+"
+    # Atomic groups, not possessive ones: before 3.11.5, Python keeps what a failed alternative read.
+    _INNER = rf"(?>(?:[^{{}}]++|\{{{_INNER}\}})*)"
 # Syntaxes of placeholders, which are copied verbatim, exactly once. Each has a bounded length, or cannot backtrack.
 PLACEHOLDERS = {
     "address": rf"(?:(?:https?|ftp)://|(?<![\w.])www\.)"
     rf"(?:{_IN_ADDRESS}|[.,;:!?'|*]++(?={_IN_ADDRESS}|[(\[{{])|\([^()\s{DENSE}]*\)|\[[^\[\]\s{DENSE}]*\]|\{{[^{{}}\s]*\}})+",
-    "e-mail": rf"(?<!{_WORD})(?<![.+-])(?:{_WORD}|[.+-])++@(?:{_WORD}|-)+(?:\.(?:{_WORD}|-)+)+",
+    "e-mail": rf"(?<!{_WORD})(?<![.+-])(?>(?:{_WORD}|[.+-])+)@(?:{_WORD}|-)+(?:\.(?:{_WORD}|-)+)+",
     "template": r"\{\{\{?(?:[^{}\n]|\{[^{}\n]{0,99}\}){1,199}\}\}\}?"
     r"|\{%[^{}%\n]{1,199}%\}|\{\#[^{}#\n]{1,199}\#\}|<%[^<>%\n]{1,199}%>",
     "ICU": r"\{\s?\w+\s?,\s?(?:number|date|time|spellout|ordinal|duration)(?:\s?,[^{}\n]{1,99})?\}"

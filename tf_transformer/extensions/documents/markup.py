@@ -33,10 +33,11 @@ UNREAD = {"rp", "rt", "svg"}  # The text around them is translated without their
 NOTE = re.compile(r"\s*(?:[\d\s,;\u2013\u2212-]++|[*\u2020\u2021\u00a7\u00b6#]++|[\[(]\s?\w{1,3}\s?[\])])+\s*")
 
 _S = r"\t\n\f\r "  # white space of HTML
+# Atomic groups, not possessive ones: before 3.11.5, Python keeps what a failed alternative read.
 _TOKEN = re.compile(
-    rf"""(?P<text>(?:[^<]|<(?![A-Za-z!?/]))++)
-    | <(?P<end>/?)(?P<name>[A-Za-z][^{_S}/>]*+) (?:[{_S}/]++ | [^{_S}/>][^{_S}/>=]*+
-        (?:[{_S}]*+=[{_S}]*+(?:"[^"]*+(?:"|\Z) | '[^']*+(?:'|\Z) | [^{_S}>"'][^{_S}>]*+)?+)?+)*+ (?P<tag>>)
+    rf"""(?P<text>(?>(?:[^<]++|<(?![A-Za-z!?/]))+))
+    | <(?P<end>/?)(?P<name>[A-Za-z][^{_S}/>]*+) (?>(?:[{_S}/]++ | [^{_S}/>][^{_S}/>=]*+
+        (?>(?:[{_S}]*+=[{_S}]*+(?>(?:"[^"]*+(?:"|\Z) | '[^']*+(?:'|\Z) | [^{_S}>"'][^{_S}>]*+)?))?))*) (?P<tag>>)
     | (?P<other><!doctype[^>]*+>?+ | </?[A-Za-z].*)
     | (?P<comment><!--(?:-?> | .*?(?:--!?>|\Z)) | <[^>]*+>?+)""",
     re.DOTALL | re.IGNORECASE | re.VERBOSE,
@@ -44,9 +45,9 @@ _TOKEN = re.compile(
 _XML_TOKEN = re.compile(
     r"""(?P<text>[^<]++)
     | (?P<comment><!--.*?--> | <\?.*?\?> | <!\[CDATA\[.*?\]\]>)
-    | (?P<other><!DOCTYPE(?:[^["'>]|"[^"]*"|'[^']*')*+
-        (?:\[(?:<!--.*?-->|<\?.*?\?>|"[^"]*"|'[^']*'|[^]"'])*+\]\s*)?>)
-    | <(?P<end>/?)(?P<name>[^\s/>]++)(?P<attributes>(?:[^"'/>]|"[^"]*"|'[^']*')*+)(?P<empty>/?)(?P<tag>>)""",
+    | (?P<other><!DOCTYPE(?>(?:[^["'>]++|"[^"]*"|'[^']*')*)
+        (?:\[(?>(?:<!--.*?-->|<\?.*?\?>|"[^"]*"|'[^']*'|[^]"'])*)\]\s*)?>)
+    | <(?P<end>/?)(?P<name>[^\s/>]++)(?P<attributes>(?>(?:[^"'/>]++|"[^"]*"|'[^']*')*))(?P<empty>/?)(?P<tag>>)""",
     re.DOTALL | re.VERBOSE,
 )
 _ATTRIBUTE = re.compile(r"""([^\s:=]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")  # without the prefix of its name

@@ -22,7 +22,7 @@ from tf_transformer.utils.files import encoded, lines_of
 from tf_transformer.utils.values import Kind, Seed, checked, shown
 
 PairShare = Annotated[float, Kind("a share from 0 to 1", lambda share: 0 <= share <= 1)]
-_WORD_START = re.compile(r"(?<!\S)(?:[^\w\s]|_)*+\w")
+_WORD_START = re.compile(r"(?<!\S)(?>(?:[^\w\s]|_)*)\w")
 _TWO_LETTERS = re.compile(r"[^\W\d_](?=[^\W\d_])")
 
 
@@ -138,7 +138,7 @@ _MARKS = "".join(c for c in map(chr, range(0x300, 0x1F000)) if unicodedata.categ
 def _words(symbols: tuple[str, ...] = ()) -> re.Pattern[str]:
     """Returns a regular expression for words, and for what is never part of a term: written terms, symbols, tags."""
     unread = ["<term>(?:(?!<term>).)*?</term>", untouched(symbols)]
-    return re.compile("|".join([*unread, rf"[{DENSE}]|(?:[^\W{DENSE}]|[{_MARKS}])++|\S"]), re.DOTALL)
+    return re.compile("|".join([*unread, rf"[{DENSE}]|(?>(?:[^\W{DENSE}]|[{_MARKS}])+)|\S"]), re.DOTALL)
 
 
 @checked
