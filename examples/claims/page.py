@@ -47,6 +47,7 @@ COLUMNS = {
     "parsing": ("parameters", "seconds"),
     "cost": ("parameters", "perplexity", "flop", "seconds"),
 }
+SCORES = {"parsing": "F1"}  # BLEU for others
 FORMATS = {"parameters": ",.0f", "seconds": ",.0f", "flop": ".1e"}
 AXES = {"cost": ("flop", "seconds"), "parsing": ("trees",)}  # of pictures. Others have bars.
 
@@ -102,7 +103,7 @@ def render(name: str, lines: list[Line]) -> str:
     outcome, claims = verdicts(name, by_label)
     text = f"**{outcome.capitalize()}.**\n\n"
     text += "".join(f"- {claim}: {difference}{state}\n" for claim, (state, difference) in claims.items())
-    score = "F1" if name == "parsing" else "BLEU"
+    score = SCORES.get(name, "BLEU")
     rows = [["", "seeds", score, *(column.replace("_", " ") for column in columns)], ["---"] * (3 + len(columns))]
     for label, (of_seeds, value, samples) in by_label.items():
         low, high = bounds(samples)
@@ -149,6 +150,7 @@ def draw(name: str, by_label: dict[str, Result], path: Path) -> None:
             axis.errorbar(
                 costs if column else [*chosen], values, errors, fmt="o-" if column else "o", capsize=3, label=kind
             )
+        axis.set_ylabel(SCORES.get(name, "BLEU"))
         axis.tick_params("x", rotation=0 if column else 90)
         if column:
             axis.set(xscale="log", xlabel=column)
