@@ -3,7 +3,7 @@
 
 TWO = -n 2 --dist loadfile --no-loadscope-reorder  # processes, each with whole files
 
-test:  ## the fast tests, three to four minutes
+test:  ## the fast tests, two to four minutes
 	pytest $(TWO)
 
 program:  ## tests that train and export as a user does
