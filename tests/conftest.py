@@ -143,7 +143,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def corpus(text):
-    """The training and dev set of `text`."""
+    """Returns the corpus of `text`."""
     import tf_transformer as tt
 
     return tt.TextCorpus((text / "train.en", text / "train.de"), (text / "dev.en", text / "dev.de"))

@@ -120,8 +120,7 @@ else:  # The same functions with `keras.ops`, for JAX and PyTorch.
         return ops.reshape(wider, (*logits.shape[:-1], V + 1))[..., :V]
 
     def write_slots(old: Tensor, slot: Tensor, new: Tensor) -> Any:
-        # XLA updates slices in place in a jitted loop. Under PyTorch Keras's update copies all slots, and an
-        # assignment does not.
+        # XLA updates slices in place in a jitted loop. On PyTorch, Keras's update copies all slots.
         if BACKEND == "jax":
             return ops.slice_update(old, (0, 0, slot, 0), new)
         old[:, :, slot : slot + new.shape[2]] = new

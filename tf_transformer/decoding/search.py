@@ -126,7 +126,7 @@ def _search(
     **options: Any,
 ) -> tuple[Hypotheses, Symbols]:
     """Runs the search in the loop that the decoder's shapes allow."""
-    # 1. Options become [B]: the rows of a served batch are requests with options of their own, and rows may leave.
+    # 1. Options get the shape [B], since rows of a served batch may have different options, and rows may leave.
     exact_n = n_best if exact_n is None else exact_n
     B, fixed = size(problem.start_ids, 0), problem.decoder.fixed
     if unknown := options.keys() - set(OPTIONS):

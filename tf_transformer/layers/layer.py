@@ -57,8 +57,7 @@ class Layer(Rematerialized):
         Raises:
             BadInput: If a tensor has another number of axes than documented, or a mask holds floats.
         """
-        # Not in `call`: Keras would add lines to the message. Nor in `build`, which sees only the first
-        # call, and no masks.
+        # In `call`, Keras would add lines to the message. `build` sees only the first call, and no masks.
         names = [*_signature(type(self).call).parameters][1:]
         inputs = dict(zip(names, args, strict=False)) | kwargs
         if inputs.get("reverse"):  # An embedding's logits: the first argument holds vectors, not ids.
@@ -79,8 +78,7 @@ class Layer(Rematerialized):
         return [*shapes, *named_shapes.values()][0]
 
     def get_config(self) -> dict[str, Any]:
-        # Every argument of a constructor is an attribute of its name, so the config is read off the signatures, those
-        # of base classes first.
+        # Every argument of a constructor is an attribute of its name. Signatures of base classes come first.
         inits = [kind.__init__ for kind in type(self).__mro__ if issubclass(kind, Layer)]
         names = [name for init in reversed(inits) for name in inspect.signature(init).parameters if hasattr(self, name)]
         config = {name: getattr(self, name) for name in names}

@@ -1,4 +1,4 @@
-"""What is around attention in Figure 1: the feed-forward network (section 3.3), and Add & Norm (sections 3.1, 5.4)."""
+"""The feed-forward network (section 3.3), and Add & Norm with its dropout (sections 3.1, 5.4)."""
 
 from typing import Any
 
@@ -126,7 +126,7 @@ class Dropout(Rematerialized, keras.layers.Dropout):
         pairs = keras.random.randint(shape, -(2**31), 2**31 - 1, seed=seed)  # two components' bits in each int32
         # An int16 is uniform from -2^15, so this drops `dropped` of its 2^16 values.
         keep_mask = ops.cast(ops.view(pairs, "int16") >= dropped - 2**15, inputs.dtype)  # the shape of `inputs`
-        # Survivors are scaled by the rate that was applied, the rounded one, so that the mean stays the same.
+        # The scale is that of the rounded rate, so that the mean stays the same.
         return inputs * (keep_mask * ops.cast(2**16 / (2**16 - dropped), inputs.dtype))
 
 

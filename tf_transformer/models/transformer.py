@@ -155,8 +155,7 @@ class Transformer(KerasModel):
             cross-attention [B, h, T, S].
         """
         # "Given z, the decoder then generates an output sequence (y_1, ..., y_m) of symbols one element at a time." In
-        # training, all of them at once. Padding at the end of a target needs no mask, since the causal mask hides it
-        # from all tokens.
+        # training, all of them at once. The causal mask hides padding at the end of a target from all tokens.
         x, self_scores, cross_scores = self.embedding.embed(target, training=training), [], []
         options = {"memory_mask": memory_mask, "training": training}
         for layer in self.decoder_layers:

@@ -49,6 +49,11 @@ def split_words(text: str | bytes) -> list[str]:
     return WORD.findall(utf8(text))
 
 
+def split_words_in_graph(texts: Tensor) -> "tf.RaggedTensor":
+    """Applies `split_words` to texts [B] in a graph."""
+    return tf.strings.split(tf.strings.regex_replace(valid_text(texts), r"[\p{Z}\p{Cc}]+", " "))
+
+
 def valid(text: str | bytes) -> str:
     """Returns a text in which each invalid part of UTF-8, and each control character, is a space."""
     # Most texts are printable, which Python checks faster than it encodes and decodes them.

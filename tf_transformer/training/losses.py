@@ -64,8 +64,7 @@ def _smoothed_cross_entropy(targets: Tensor, logits: Tensor, epsilon: Tensor) ->
     def losses_of(logits: Tensor) -> Any:
         probabilities, log_denominator, target_logits = _statistics(targets, logits)
         # "This hurts perplexity, as the model learns to be more unsure, but improves accuracy and BLEU score." The loss
-        # is -sum(q log p) with log p = logits - log_denominator, for q = 1 - epsilon on the label + epsilon / V
-        # on all.
+        # is -sum(q log p) with log p = logits - log_denominator and q = (1 - epsilon) [is the label] + epsilon / V.
         smoothed = (1.0 - epsilon) * target_logits + epsilon * ops.mean(logits, axis=-1)  # [N]
 
         def gradient(*args: Any, upstream: Tensor = None) -> Any:

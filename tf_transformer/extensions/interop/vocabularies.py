@@ -218,7 +218,7 @@ def _renumbered(
     contents: dict[str, Any] = dict(old.contents)
     for name, model in old.files.items():
         engine = engine_of(model)
-        # SentencePiece joins letters to words. Longer tokens are matched before it, as in `transformers`.
+        # SentencePiece merges letters. Longer tokens are matched before it, as in `transformers`.
         letters = [token for token in new if len(token) == 1 and engine.piece_to_id(token) == engine.unk_id()]
         contents[name] = with_pieces(model, names, letters)
     for name, pieces in _vocabularies(old).items():

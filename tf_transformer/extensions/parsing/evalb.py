@@ -30,12 +30,32 @@ class Score:
 
     signature = "EVALB with COLLINS.prm"
 
-    # Percentages. `value` is F1, under the name that all scores have.
-    recall = property(lambda self: _percent(self.matched, self.gold))
-    precision = property(lambda self: _percent(self.matched, self.test))
-    value = f1 = property(lambda self: _percent(2 * self.matched, self.gold + self.test))
-    complete_match = property(lambda self: _percent(self.complete, self.sentences))
-    tagging = property(lambda self: _percent(self.right_tags, self.words))
+    @property
+    def value(self) -> float:
+        """F1, under the name that all scores have."""
+        return self.f1
+
+    @property
+    def recall(self) -> float:
+        return _percent(self.matched, self.gold)
+
+    @property
+    def precision(self) -> float:
+        return _percent(self.matched, self.test)
+
+    @property
+    def f1(self) -> float:
+        return _percent(2 * self.matched, self.gold + self.test)
+
+    @property
+    def complete_match(self) -> float:
+        """Percentage of sentences whose brackets all match."""
+        return _percent(self.complete, self.sentences)
+
+    @property
+    def tagging(self) -> float:
+        """Percentage of right tags."""
+        return _percent(self.right_tags, self.words)
 
     def __add__(self, other: "Score") -> "Score":
         return Score(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))

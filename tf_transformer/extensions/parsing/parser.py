@@ -27,7 +27,7 @@ from tf_transformer.inference.engine import Engine, Hypothesis, Request, Transla
 from tf_transformer.inference.translator import Translator
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.transformer import Attention
-from tf_transformer.tokenizers.strings import split_words, valid_text
+from tf_transformer.tokenizers.strings import split_words, split_words_in_graph
 from tf_transformer.tokenizers.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
 from tf_transformer.training.tasks import Task
 from tf_transformer.utils.files import encoded
@@ -83,8 +83,15 @@ class Parser(Immutable, Engine):
         runs = not isinstance(path, str | os.PathLike) or find_saved_model(path) is None
         return cls(Translator.from_pretrained(path, **((RUN_OPTIONS if runs else {}) | options)))
 
-    metadata = property(lambda self: self.translator.metadata)
-    options = property(lambda self: self.translator.options)
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Metadata of an export of this parser."""
+        return self.translator.metadata
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Search options by name."""
+        return self.translator.options
 
     def _described(self) -> str:
         return self.translator._described()
@@ -224,8 +231,7 @@ class Parser(Immutable, Engine):
 
     def read_in_graph(self, text: Tensor) -> ParserInput:
         """Reads texts [B] into tensors, like `read`."""
-        # These classes are those of `split_words`, so that the graph and Python see the same words.
-        words = tf.strings.split(tf.strings.regex_replace(valid_text(text), r"[\p{Z}\p{Cc}]+", " "))
+        words = split_words_in_graph(text)
         plain = words.flat_values
         for name, bracket in treebank.BRACKETS.items():
             plain = tf.strings.regex_replace(plain, name, bracket)

@@ -14,7 +14,12 @@ from tf_transformer.decoding.text_model import padded
 from tf_transformer.inference.engine import strings_in
 from tf_transformer.layers import PositionalEmbedding
 from tf_transformer.masks import PAD_ID
-from tf_transformer.tokenizers.strings import split_words, truncate_in_graph, truncate_texts, valid_text
+from tf_transformer.tokenizers.strings import (
+    split_words,
+    split_words_in_graph,
+    truncate_in_graph,
+    truncate_texts,
+)
 from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor
@@ -260,7 +265,7 @@ class TextModel(Served):
         fits = self.max_length - 1
         text, cut = truncate_in_graph(text, self.max_length)
         if self.by_word:
-            words = tf.strings.split(tf.strings.regex_replace(valid_text(text), r"[\p{Z}\p{Cc}]+", " "))
+            words = split_words_in_graph(text)
             tokens = self.tokenizer.tokenize(words.flat_values)
             empty = tf.cast(tokens.row_lengths() == 0, tf.int64)
             unknown = tf.RaggedTensor.from_row_lengths(tf.fill([tf.reduce_sum(empty)], UNKNOWN_ID), empty)
