@@ -209,7 +209,8 @@ class KerasModel(Model):
             labels = labels[labels != getattr(self.loss, "ignore_class", None)]
         for ids in (*(x if isinstance(x, tuple | list) else (x,)), labels):
             if isinstance(ids, list | str) or _holds_text(ids):  # Keras's error would contain all of it.
-                raise BadInput(f"x, y: expected arrays of ids, got a {type(ids).__name__}. {MAKE_IDS}")
+                got = "strings" if _holds_text(ids) else f"a {type(ids).__name__}"
+                raise BadInput(f"x, y: expected arrays of ids, got {got}. {MAKE_IDS}")
             if isinstance(ids, np.ndarray) and ids.size:
                 self._check_range(ids.max() if ids.max() >= self.config.vocab_size else ids.min())
         with contextlib.ExitStack() as self.after_fit, self._short_errors():
