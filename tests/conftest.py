@@ -156,12 +156,7 @@ def translator():
 
     pairs = tt.toy_corpus.corpus(train=20_600)["train"][20_000:]  # outputs for these differ the most
     tokenizer = tt.Tokenizer.train_from_iterator([text for pair in pairs for text in pair], 350)
-    keras.utils.set_random_seed(11)
-    model = tt.Transformer(tt.TransformerConfig(1, 24, 31, 3, d_k=5, d_v=7, vocab_size=350))
-    model.build()
-    random = np.random.default_rng(1)
-    for variable in model.trainable_variables:
-        variable.assign(variable + 0.3 * random.normal(size=variable.shape))
+    model = noisy_model(num_layers=1)
     return tt.Translator(model, tokenizer, beam_size=3, extra_length=7, max_source_length=41, batch_size=4)
 
 
@@ -256,6 +251,19 @@ def draw_weights(layer, seed=0):
         values.append((name == "gamma") + size.get(name, weight.shape[-1] ** -0.5) * noise)
     layer.set_weights(values)
     return layer
+
+
+def noisy_model(num_layers):
+    """Returns the model of `translator`. Each layer makes exports slower."""
+    import tf_transformer as tt
+
+    keras.utils.set_random_seed(11)
+    model = tt.Transformer(tt.TransformerConfig(num_layers, 24, 31, 3, d_k=5, d_v=7, vocab_size=350))
+    model.build()
+    random = np.random.default_rng(1)
+    for variable in model.trainable_variables:
+        variable.assign(variable + 0.3 * random.normal(size=variable.shape))
+    return model
 
 
 def random_model(vocab_size, seed, end, sizes, kind=None):
