@@ -1,6 +1,6 @@
 """Serve a model over HTTP: a web page, TensorFlow Serving's REST API, and LibreTranslate's API for apps.
 
-Translators' exports, runs and checkpoints have all three. Other SavedModels have TensorFlow Serving's API only.
+A translator's SavedModel has all three. Other translators lack TensorFlow Serving's API, other SavedModels have only it.
 """
 
 import logging

@@ -443,8 +443,8 @@ class Translator(TextModel, Engine):
 
         Args:
             path: New directory. For a SavedModel <name>/<integer version>, TensorFlow Serving's layout.
-            format: "savedmodel", with the serving contract (savedmodels/README.md), "litert", "onnx", "ctranslate2" or
-                "transformers".
+            format: "savedmodel", with the serving contract (savedmodels/README.md), "litert", "onnx", "ctranslate2",
+                "argos" or "transformers".
             options: Options of the format. Those of a SavedModel are the arguments of `export`.
         """
         registry.find("formats", format).save(self, path, **options)
