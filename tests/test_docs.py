@@ -18,6 +18,7 @@ import numpy as np
 import pages
 import pytest
 from checkpoints import MAKERS
+from test_floor_plan import CORE, SUBPACKAGES
 from test_parsing_program import write_trees
 
 import tf_transformer as tt
@@ -274,6 +275,25 @@ def defines(tree, name):
     return tree is not None
 
 
+@pytest.mark.parametrize("path", [path for path in pages.PATHS if path.stem != "CHANGELOG"], ids=str)
+def test_files_and_names_on_pages_exist(path):
+    text = pages.read(path)
+    for file in re.findall(r"`((?!_)\w[\w/]*\.py)`", re.sub(pages.FENCED, "", text)):
+        assert "NAME" in file or (ROOT / file).exists() or any(ROOT.glob(f"[a-z]*/**/{file}")), file
+    for names in re.findall(r"\btt((?:\.[A-Za-z]\w*)+)", text):
+        if not names.startswith(".beam."):  # it needs Apache Beam
+            functools.reduce(getattr, names[1:].split("."), tt)
+    for name, attribute in re.findall(r"`([A-Z]\w+)\.([a-z]\w*)", text):
+        assert name not in tt.__all__ or hasattr(getattr(tt, name), attribute), f"{name}.{attribute}"
+
+
+def test_the_design_page_has_every_subpackage():
+    table = pages.read("docs/explanation/design.md").split("| subpackage |")[1]
+    cells = " ".join(re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE))
+    listed = [name.removesuffix("/").removesuffix(".py").replace("/", ".") for name in re.findall(r"`([^`]+)`", cells)]
+    assert sorted(listed) == sorted([*SUBPACKAGES, *CORE])
+
+
 def test_the_paper_table_names_code_and_tests():
     table = pages.read("docs/explanation/paper.md").split("## Where the paper")[0]
     entries = re.findall(r"\[`([\w.]+)`\]\(../../tf_transformer/([\w/]+\.py)\)", table)
@@ -320,7 +340,7 @@ def test_the_programs_are_the_folders():
 
 
 def test_the_options_of_a_run_that_can_change():
-    sentence = re.search(r"Free to change are (.*?)\.\n", pages.read("docs/reference/run.md"), re.DOTALL)[1]
+    sentence = re.search(r"You can change (`steps`.*?)\. ", pages.read("docs/reference/run.md"), re.DOTALL)[1]
     assert set(re.findall(r"`(\w+)`", sentence)) == CHANGEABLE
 
 
