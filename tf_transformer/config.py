@@ -19,6 +19,7 @@ ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 @dataclass(frozen=True)
 class TransformerConfig:
     """Sizes and rates of a Transformer, in the paper's notation. The defaults are `base` (section 5.4, Table 3).
+    To change a preset, call `dataclasses.replace(tt.PRESETS["base"], num_layers=2)`.
 
     Attributes:
         num_layers: N, number of layers in each of the two stacks.
@@ -34,8 +35,7 @@ class TransformerConfig:
         max_length: number of learned positions, unused if they are sinusoidal.
         vocab_size: V, size of the shared vocabulary, including control tokens.
         num_decoder_layers: number of decoder layers, if not num_layers. Fewer translate faster.
-        norm_first: whether to normalize before each sub-layer and at the end of each stack, instead of after each
-            sub-layer as in the paper.
+        norm_first: whether to normalize before sub-layers and after each stack, not after sub-layers as in the paper.
         activation: activation of feed-forward networks: "relu" as in the paper, "gelu", or "swish", also named "silu".
         use_bias: whether attention's projections have biases, for families whose models have them.
         epsilon: epsilon of layer normalization, from the authors' code.

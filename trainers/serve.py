@@ -1,6 +1,7 @@
 """Serve a model over HTTP: a web page, TensorFlow Serving's REST API, and LibreTranslate's API for apps.
 
-A translator's SavedModel has all three. Other translators lack TensorFlow Serving's API, other SavedModels have only it.
+A translator's SavedModel has all three. Other translators lack TensorFlow Serving's API, and other SavedModels
+have only this API.
 """
 
 import logging

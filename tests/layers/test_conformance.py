@@ -223,7 +223,7 @@ def test_plot_model(tmp_path):
 
 
 def test_the_examples_of_docstrings():
-    for kind in {type(case.make()) for case in LAYERS + MODELS}:
+    for kind in {type(case.make()) for case in LAYERS + MODELS} | {tt.Ensemble, tt.Tokenizer}:
         (example,) = doctest.DocTestFinder(recurse=False).find(kind, globs={"keras": keras, "tt": tt})
         done = doctest.DocTestRunner().run(example)
         assert done.attempted and not done.failed, kind

@@ -112,21 +112,18 @@ class Corpus:
         tt.Corpus(tt.sources.ParquetSource("corpus/*.parquet", ("en", "de")), dev=0.02)
 
     Attributes:
-        train: Source of the training set, which is kept in memory as ids, or prepared `tt.Records` for training sets
-            larger than memory.
+        train: Source of the training set, kept in memory as ids, or prepared `tt.Records` if it is larger than memory.
         dev: Sources and references of the dev set. Or a source, such as a `JoinedSource` of several language pairs,
             each of which has a score. Or several of both by name, for example of domains. Or the part of the training
             set to hold out: a share, such as 0.02, or a number of pairs.
         test: Sources and references of the test set, like `dev`. `None` means the dev set.
         languages: Languages of source and target, for example ("en", "de"). `None` if unknown.
-        max_length: Maximum number of tokens per side, EOS included. Longer pairs are skipped. `None` means the
-            source's.
+        max_length: Maximum tokens per side, EOS included. Longer pairs are skipped. `None` means the source's.
         filters: Filters, such as `tt.Filters(duplicates=True)`, that drop pairs of the training set, and of a dev set
             held out of it. `None` means none.
 
     Raises:
-        BadInput: If `dev` or `test` is not two lists of equal length with texts, or the records have another maximum
-            length.
+        BadInput: If `dev` or `test` is not two equally long lists of texts, or the records have another max_length.
     """
 
     train: Source | TokenizedSource
@@ -256,10 +253,11 @@ def TextCorpus(
 ) -> Corpus:
     """Reads and checks parallel text, one sentence per line, in UTF-8, plain or .gz.
 
+        corpus = tt.TextCorpus(train=("train.en", "train.de"), dev=0.02)
+
     Args:
         train: Two files, source and target.
-        dev: Two files, or the part of the training set to hold out as the dev set: a share, such as 0.02, or a number
-            of pairs.
+        dev: Two files, or the part of the training set to hold out: a share, such as 0.02, or a number of pairs.
         test: Two files. `None` means the dev set.
         skip_bad_lines: Whether to skip pairs with an empty, over-long or invalid line, which are an error otherwise.
         filters: Filters, such as `tt.Filters(duplicates=True)`, that drop pairs of the training set.

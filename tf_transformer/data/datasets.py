@@ -31,6 +31,8 @@ def text_pairs(
 ) -> Any:
     """Checks parallel text and returns it as batches of ((source, target_in), target_out).
 
+    For example, `model.fit(tt.data.text_pairs("train.en", "train.de", tokenizer), shuffle=False)`.
+
     Args:
         source: Path, or list of paths, of plain or .gz files.
         target: Path, or list of paths, line by line parallel to `source`.
@@ -45,8 +47,7 @@ def text_pairs(
         first_epoch: Index of the first epoch, for example `Checkpoints.epoch` of a run that resumes.
 
     Returns:
-        A dataset of int32 ids: source [B, S] ends with EOS, target_in [B, T] begins with BOS, target_out [B, T] ends
-        with EOS; 0 is padding.
+        int32 ids, padded with 0: source [B, S] and target_out [B, T] end with EOS, target_in [B, T] begins with BOS.
     """
     check_text_pairs(source, target, skip_bad_lines)
     sources = (TextSource(*files, skip_bad_lines) for files in file_pairs(source, target))
@@ -65,9 +66,7 @@ def token_batches(
     seed: Seed = 0,
     first_epoch: Natural = 0,
 ) -> Any:
-    """Tokenizes pairs of strings once and returns batches like those of `text_pairs`.
-
-    Pairs with an empty side are skipped.
+    """Tokenizes pairs of strings once and returns batches like those of `text_pairs`. Skips pairs with an empty side.
 
     Args:
         pairs: (source, target), for example `zip(sources, targets)`, or a `tf.data.Dataset` of them.

@@ -97,8 +97,7 @@ def beam_search(
         exact_n: int32 scalar. The search settles the first `exact_n` outputs, and the rest are best effort. `None`
             means N. As a tensor, it lets one traced search serve requests for one output and for several.
         allowed: `allowed(ids [B, K, L], position, row [B])` returns a mask of tokens that may follow, bool
-            [B, K or 1, V]. `row` holds the rows' indices in the whole batch, which some may have left. `None` allows
-            all.
+            [B, K or 1, V]. `row` holds the rows' indices in the batch, which some may have left. `None` allows all.
         options: Each a number or [B], by the names and with the defaults of `search_options`. K is the widest
             beam_size. min_length is capped at max_length. Infinite patience makes the search exact: it continues until
             no other output can be better. `beams.RULES` implements min_length and no_repeat_ngram_size.

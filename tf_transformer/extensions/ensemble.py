@@ -23,6 +23,15 @@ class Ensemble(keras.Model):
 
     Raises:
         BadInput: If `models` is empty, or they differ.
+
+    Examples:
+        >>> config = tt.TransformerConfig(num_layers=1, d_model=32, d_ff=64, num_heads=4, vocab_size=500)
+        >>> models = [tt.Transformer(config), tt.Transformer(config)]
+        >>> for model in models:
+        ...     model.build()
+        >>> source, target = keras.ops.array([[5, 6, 7, 2]]), keras.ops.array([[1, 8, 9]])
+        >>> keras.ops.shape(tt.Ensemble(models)((source, target)))
+        (1, 3, 500)
     """
 
     def __init__(self, models: list[Transformer], **kwargs: Any) -> None:

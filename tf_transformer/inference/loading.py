@@ -79,13 +79,11 @@ def load(
         path: Directory of a run, or a list of several for an `Ensemble`. Or the directory of a SavedModel, a LiteRT or
             an ONNX export or a pretrained checkpoint, or of its versions, of which the newest is opened. Or a
             checkpoint's name on the Hugging Face Hub, with its owner.
-        batch_size: Texts per batch. `None` means the engine's default. LiteRT, and ONNX in int8, take one text at a
-            time.
+        batch_size: Texts per batch. `None` means the engine's default. LiteRT, and ONNX in int8, take one at a time.
         threads: Threads per operation of an export's engine. `None` means its default.
         family: As in `Translator.from_pretrained`.
         revision: As in `Translator.from_pretrained`.
-        options: Search options, the defaults of calls. A run also takes average_last, or the step of a
-            checkpoint in its history.
+        options: Search options, the defaults of calls. A run also takes average_last, or a checkpoint's step.
 
     Raises:
         BadInput: If `path` holds something else, or the model does not take one of the options.
@@ -108,8 +106,7 @@ def load(
 def opener_of(path: Folders, options: Mapping[str, Any], rebuilds: bool = False) -> tuple[Opener, Any]:
     """Returns the first registered engine that can open a path, and the path, or a list if it opens `several`.
 
-    It takes the `options` of `SPECIAL`, and can rebuild the Keras model if it `rebuilds`. Raises `BadInput` if there is
-    no such engine.
+    It takes the `options` of `SPECIAL`, and can rebuild the Keras model if `rebuilds`. Raises `BadInput` without one.
     """
     # Keep the path as the user wrote it: "mine" may be a name on the Hub, "./mine" is always a path.
     if isinstance(path, str | os.PathLike):

@@ -49,8 +49,7 @@ class SavedModel(Engine):
         path: Directory that holds saved_model.pb, or that of its versions, of which the newest is loaded. Or an address
             such as gs://bucket/model/1.
         batch_size: Texts per batch. They are sorted by length first.
-        threads: Threads per operation. `None` means all cores. It only has an effect before TensorFlow's first
-            operation in a process.
+        threads: Threads per operation, set before TensorFlow's first one in a process. `None` means all cores.
         options: Default search options and languages of calls.
 
     Attributes:

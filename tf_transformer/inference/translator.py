@@ -48,8 +48,7 @@ Read = tuple[np.ndarray, np.ndarray, np.ndarray]  # ids int32 [B, S], lengths in
 class Translator(TextModel, Engine):
     """Translates texts: `translator(["Hello world."])` returns `["Hallo Welt."]`.
 
-    Immutable. Call `replace` for a modified copy. The model's weights are read at every call, so it may continue
-    training.
+    Immutable. Call `replace` for a modified copy. Every call reads the model's weights, so it may continue training.
 
     Args:
         model: Built `Transformer` or `Ensemble`.
@@ -63,8 +62,7 @@ class Translator(TextModel, Engine):
             - length_penalty: Exponent of the length penalty, the paper's α (0.6).
             - min_length: Minimum output length in tokens, including EOS (0).
             - patience: A search ends when patience * beam_size outputs have finished (2). `math.inf` makes it exact.
-            - extra_length: Maximum number of output tokens, including EOS, beyond the source's (50). A number above
-              10,000 counts as 10,000.
+            - extra_length: Maximum number of output tokens, including EOS, beyond the source's (50), at most 10,000.
             - max_source_length: Maximum number of source tokens (256). Longer sources are cut, with a warning.
             - source_language, target_language: Languages of a multilingual model, which `tokenizer.languages` lists.
 
@@ -114,10 +112,9 @@ class Translator(TextModel, Engine):
                 Face Hub. A name without an owner gets the family's.
             average_last: Number of a run's checkpoints to average (section 6.1). `None` means that of its recipe.
             step: Step of a run's checkpoint to load instead of an average.
-            family: Name of a checkpoint's family in `models.families`. `None` means the one that recognizes its files.
-            revision: Branch, tag or commit of the model on the Hub. `None` means its main branch. Only a commit is
-                reproducible. Without a revision, "runs/mine" and names that begin with an existing directory are
-                paths.
+            family: Family of a checkpoint, "marian" or "m2m100". `None` means the one that recognizes its files.
+            revision: Branch, tag or commit on the Hub. `None` means the main branch. Only a commit is reproducible.
+                Without a revision, "runs/mine" and names that begin with an existing directory are paths.
             options: Options of `Translator`. Default to those of the SavedModel or the checkpoint.
 
         Raises:
@@ -233,8 +230,7 @@ class Translator(TextModel, Engine):
         Args:
             texts: Sentences.
             n: Number of translations.
-            prefixes: Whole words that each text's translations begin with, "" for any. Empty texts have no
-                translation.
+            prefixes: Whole words that each text's translations begin with, "" for any. Empty texts have none.
             options: As in a call.
 
         Raises:
@@ -446,6 +442,10 @@ class Translator(TextModel, Engine):
             format: "savedmodel", with the serving contract (savedmodels/README.md), "litert", "onnx", "ctranslate2",
                 "argos" or "transformers".
             options: Options of the format. Those of a SavedModel are the arguments of `export`.
+
+        Raises:
+            BadInput: If the format is unknown, or does not support the model, the path or an option.
+            FileExistsError: If `path` exists.
         """
         registry.find("formats", format).save(self, path, **options)
 

@@ -43,8 +43,7 @@ def attention(
         query: Tensor of shape [B, h, T, d_k].
         key: Tensor of shape [B, h, S, d_k].
         value: Tensor of shape [B, h, S, d_v].
-        mask: Booleans, broadcastable to [B, T, S], True where a query may attend. A query with nothing to attend gets
-            zeros.
+        mask: Booleans, broadcastable to [B, T, S], True where a query may attend. One with none to attend gets zeros.
         dropout: Function to apply to the attention weights in training.
 
     Returns:

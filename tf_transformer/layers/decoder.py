@@ -36,8 +36,7 @@ class DecoderLayer(TransformerLayer):
             in a decoder-only layer.
         x_mask: Padding mask `(B, T)` of a whole target. Padding at the end needs none, since causality hides it.
         memory_mask: Padding mask `(B, S)` of memory.
-        attention_mask: Booleans of shape `(B, T, C)`, True where a token may attend. By default it attends to itself
-            and to all before it.
+        attention_mask: Booleans of shape `(B, T, C)`, True where a token may attend. Defaults to a causal mask.
         cache: `DecoderCache` with C slots. `x` is written to the slots slot .. slot + T - 1.
         slot: The cache's slot for the first column of `x`.
         return_attention_scores: Whether to also return the attention weights.

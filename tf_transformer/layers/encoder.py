@@ -67,8 +67,7 @@ class EncoderLayer(TransformerLayer):
         d_v: Width of a head's values. Defaults to d_model / num_heads.
         dropout: P_drop, the dropout rate of each sub-layer's output.
         attention_dropout: Dropout rate of the attention weights. The paper has none.
-        activation: Activation of the hidden layer, as accepted by `keras.activations.get`. Defaults to "relu", as in
-            the paper.
+        activation: Activation of the hidden layer, as accepted by `keras.activations.get`. The paper's is "relu".
         norm_first: Whether to normalize before each sub-layer, and not after it as in the paper.
         use_bias: Whether attention's projections have biases. The paper's have none.
         epsilon: Added to the variance in layer normalization.

@@ -28,8 +28,7 @@ def restricted_attention(
 ) -> tuple[Any, Any]:
     """Computes attention of each position to those at most window // 2 away.
 
-    It computes in blocks of positions, each with itself and its neighbors, so time and memory grow with T * window and
-    not with T * T.
+    It computes in blocks of positions and their neighbors, so time and memory grow with T * window, not with T * T.
 
     Args:
         query: Tensor of shape [B, h, T, d_k].

@@ -18,8 +18,7 @@ class FeedForward(Layer):
 
     Args:
         d_ff: Width of the hidden layer.
-        activation: Activation of the hidden layer, as accepted by `keras.activations.get`. Defaults to "relu", as in
-            the paper.
+        activation: Activation of the hidden layer, as accepted by `keras.activations.get`. The paper's is "relu".
 
     Call arguments:
         x: Tensor of shape `(B, T, d)`.

@@ -55,8 +55,7 @@ class Signature(NamedTuple):
 class Root(tf.Module):
     """Root object of a SavedModel, with `model_info` among its signatures.
 
-    `warm` has the options of the signatures to warm up before the server is ready, by name. `metadata` are more values
-    of `model_info`.
+    `warm` has the options of the signatures to warm up before the server is ready. `metadata` is added to `model_info`.
     """
 
     def __init__(
@@ -127,8 +126,7 @@ class Export(Root):
         n_best: Number of translations per text, fixed by the export.
         max_beam_size: Maximum beam size of a request.
         max_length: Default and maximum number of tokens in a translation, including EOS.
-        completions: Whether to add a signature "complete", whose outputs begin with a prefix. It makes the graph a
-            fifth larger.
+        completions: Whether to add a signature "complete", whose outputs begin with a prefix, in a larger graph.
         metadata: More values of `model_info`, such as source_language, target_language, step, bleu. In a multilingual
             model the first two are the defaults of inputs, and default to those of the translator.
 

@@ -1,7 +1,6 @@
 """A SentencePiece tokenizer (section 5.1), the same in Python, in `tf.data` and inside a SavedModel.
 
-Methods of lists, such as `encode`, need only SentencePiece. Those of tensors, such as `tokenize`, also need TensorFlow
-and tensorflow-text, which are loaded by the first call.
+Methods of lists, such as `encode`, need only SentencePiece. Those of tensors, such as `tokenize`, load tensorflow-text.
 """
 
 import hashlib
@@ -50,6 +49,11 @@ class Tokenizer:
 
     Raises:
         BadInput: If `model` is not such a model.
+
+    Examples:
+        >>> tokenizer = tt.Tokenizer.train_from_iterator(["The red door.", "Die rote Tür."] * 99, vocab_size=290)
+        >>> tokenizer.decode(tokenizer.encode(["The red door."]))
+        ['The red door.']
     """
 
     def __init__(self, model: bytes) -> None:
@@ -101,14 +105,11 @@ class Tokenizer:
     language_ids: Mapping[str, int] = {}  # ids of the languages
     num_language_tokens = 0  # number of language ids in a text
 
-    # Tokens that are matched in a text before SentencePiece reads what is between them, and whether white space before
-    # one is also a token.
+    # Tokens that are matched in a text before SentencePiece reads the rest, and whether a space before is also a token.
     added: Mapping[str, bool] = {}
 
     def with_languages(self, source_language: Any = None, target_language: Any = None) -> "Tokenizer":
-        """Returns a tokenizer for other languages: some of `languages`, or tensors of strings, [1] or [B].
-
-        `None` keeps a language.
+        """Returns a tokenizer for other languages, among `languages`, or tensors of them [1] or [B]. `None` keeps one.
 
         Raises:
             BadInput: If a language is not supported.
@@ -171,15 +172,15 @@ class Tokenizer:
             sentences: Sentences of both languages.
             vocab_size: Number of ids, including 4 control ids and 256 bytes.
             kind: "bpe" (Sennrich et al. 2016) or "unigram", the nearest kin of the word-piece model of Wu et al. 2016.
-            sample: Maximum number of sentences to learn from, above 100, which bounds the memory. SentencePiece samples
-                them without a seed.
+            sample: Maximum number of sentences to learn from, above 100, sampled without a seed. It bounds the memory.
             threads: Threads of SentencePiece's trainer.
-            user_defined_symbols: Strings that are always one piece, such as "<2de>" for a language: printable, without
-                whitespace.
+            user_defined_symbols: Printable strings without whitespace that are always one piece, such as "<2de>".
             control_tokens: Control tokens, which no text contains, with the ids from 4 on, before user-defined ones.
-            normalization: SentencePiece's normal form of texts. "nmt_nfkc" changes "10² m" to "102 m" and removes the
-                zero width non-joiner from Persian words (docs/reference/vocabulary.md lists all changes), "nfkc" keeps
-                the latter, "identity" keeps both.
+            normalization: SentencePiece's normal form of texts, "nmt_nfkc", "nfkc" or "identity". The first changes
+                "10² m" to "102 m" (docs/reference/vocabulary.md).
+
+        Raises:
+            BadInput: If an argument is invalid, or the text has too few different pieces for `vocab_size`.
         """
         if normalization not in NORMALIZATIONS:
             raise BadInput(f"normalization: expected one of {', '.join(NORMALIZATIONS)}; got {normalization!r}")
@@ -363,9 +364,8 @@ def durable_tokenizer(model: bytes, pieces: bool = False) -> Any:
     import tensorflow_text
     from tensorflow_text.python.ops.sentencepiece_tokenizer import gen_sentencepiece_tokenizer
 
-    # Without a `shared_name` the resource belongs to the eager kernel, which `tf.random.set_seed` and
-    # `keras.utils.set_random_seed` delete (tensorflow/text issues 570 and 802). The public class takes no
-    # name, so its resource is replaced.
+    # Without a `shared_name` the resource belongs to the eager kernel, which `tf.random.set_seed` and Keras's
+    # `set_random_seed` delete (tensorflow/text issues 570 and 802). The public class takes no name, hence this.
     name = "sentencepiece_" + hashlib.sha256(model).hexdigest()[:16]
 
     def create() -> Any:

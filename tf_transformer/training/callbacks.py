@@ -265,8 +265,7 @@ class StopOnNonFinite(keras.callbacks.Callback):
 class StopAfter(keras.callbacks.Callback):
     """Stops a training whose score has not improved for some epochs, which end at checkpoints.
 
-    It counts rows of the run's history, so a resumed run continues counting. Put it before `Checkpoints`, which adds
-    the newest row.
+    It counts rows of the run's history, so a resumed run continues counting. Put it before `Checkpoints`.
 
     Args:
         run: Run with this history.

@@ -55,16 +55,16 @@ class Checkpoints(keras.callbacks.Callback):
     then the checkpoint's. If the model was compiled with another optimizer, rate or loss, it raises an error.
 
     If the optimizer has `use_ema=True`, validation, later callbacks at an epoch's end and the stored weights are the
-    moving averages, and training resumes from the weights that it had. Don't add `SwapEMAWeights`, which would exchange
-    them twice.
+    moving averages, and training resumes from the weights that it had. Don't add `SwapEMAWeights`.
 
-    Begin the data where the checkpoint is: with `tt.data.text_pairs(..., first_epoch=checkpoints.epoch)`, or, if epochs
-    are parts of an endless dataset, with `batches.skip(checkpoints.step)`.
+        checkpoints = tt.callbacks.Checkpoints("runs/mine", tokenizer)
+        batches = tt.data.text_pairs("train.en", "train.de", tokenizer, first_epoch=checkpoints.epoch)
+        # or, if epochs are parts of an endless dataset: batches.skip(checkpoints.step)
+        model.fit(batches, epochs=10, shuffle=False, callbacks=[checkpoints])
 
     Args:
         run: Folder of the run, or a `Run`.
-        tokenizer: Tokenizer to store in the folder, so that `tt.load` can make a translator of the run. Not needed if
-            the folder has one.
+        tokenizer: Tokenizer to store in the run, unless it has one, so that `tt.load` can make a translator of it.
         steps: Last step of the training, where an epoch ends. `None` leaves that to `fit`.
         until: Step to save and stop at. `None` means no such stop.
         single_process: Whether only this process trains. One of several workers stops only where the others do.

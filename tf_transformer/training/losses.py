@@ -43,8 +43,7 @@ def _flat(targets: Tensor, logits: Tensor) -> tuple[Any, Any]:
 def smoothed_cross_entropy(targets: Tensor, logits: Tensor, label_smoothing: Rate) -> Any:
     """Returns each token's cross-entropy against the label, smoothed by label_smoothing / V on every class.
 
-    The gradient, softmax(logits) minus that distribution, is written by hand: automatic differentiation passes over
-    arrays of the logits' size many more times.
+    The gradient, softmax(logits) minus that distribution, is written by hand: autodiff takes many more passes.
 
     Args:
         targets: Labels, int32 of shape `(B, T)`.
@@ -160,6 +159,8 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     The target distribution is 1 - label_smoothing on the label plus label_smoothing / V on each of the V classes. Under
     a `tf.distribute` strategy the mean is over the tokens of all replicas.
 
+        model.compile(tt.Adam(0.001), tt.SmoothedCrossEntropy(0.1), metrics=[tt.TokenAccuracy(), tt.Perplexity()])
+
     Args:
         label_smoothing: The paper's epsilon_ls, from 0 to below 1.
         ignore_class: Label of tokens that do not count, such as -100. Defaults to 0, which is padding. If `None`, every
@@ -169,8 +170,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
     Call arguments:
         y_true: Integer labels of shape `(B, T)` or `(B, T, 1)`.
         y_pred: Logits of shape `(B, T, V)`.
-        sample_weight: Weights w of shape `(B,)` or `(B, T)`. The mean is sum(w * loss) / N like in Keras's losses, with
-            N the number of tokens that count.
+        sample_weight: Weights w of shape `(B,)` or `(B, T)`. The mean is sum(w * loss) / N for N tokens that count.
 
     Returns:
         The mean in nats, a float32 scalar, or the losses of shape `(B, T)`, 0 for a token that does not count.

@@ -83,13 +83,13 @@ class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class Adam(keras.optimizers.Adam):
-    """`keras.optimizers.Adam` with TensorFlow's fused kernel (section 5.3 has the paper's settings).
+    """`keras.optimizers.Adam` with TensorFlow's fused kernel (section 5.3).
 
-    Keras's own update, used on other backends and with amsgrad, passes over every weight a dozen times.
+    The paper's settings are `tt.Adam(tt.WarmupSchedule(512), 0.9, 0.98, 1e-9)`. Keras's own update, used on other
+    backends and with amsgrad, passes over every weight a dozen times.
 
     Attributes:
-        sums_gradients: Whether to sum gradients over the replicas of a `tf.distribute` strategy. `Transformer` sums
-            them itself.
+        sums_gradients: Whether to sum gradients over the replicas of a strategy. `Transformer` sums them itself.
     """
 
     sums_gradients = True

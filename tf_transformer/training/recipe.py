@@ -26,8 +26,7 @@ class Recipe:
         learning_rate_factor: factor of equation (3)'s learning rate.
         learning_rate: constant learning rate after the warm-up, as for fine-tuning. `None` means equation (3).
         cooldown_steps: final steps over which the learning rate falls to 0. They are of Zhai et al. (2022).
-        eval_every: approximate number of steps between checkpoints. `None` means a twentieth of all steps, at most
-            1,500.
+        eval_every: approximate number of steps between checkpoints. `None` means 1,500, or a 20th of all steps if less.
         early_stopping_patience: checkpoints without a better dev score before training stops. `None` means never.
         metric: score that chooses checkpoints: BLEU, chrF, chrF++, TER or spBLEU. `None` means BLEU, or F1 for parsers.
         average: checkpoints to average at the end, "last" or, by the metric, "best".

@@ -60,28 +60,23 @@ class Trainer:
         trainer.evaluate(("test.en", "test.de"))
         trainer.translator().save("savedmodels/mine/1")
 
-    To resume a stopped or killed run, call `fit` again, in any process. The run ends with the same weights as an
-    uninterrupted one.
+    To resume a stopped or killed run, call `fit` again, in any process. It ends with an uninterrupted run's weights.
 
     Attributes:
         path: Folder of the run; see `Run`.
         config: Configuration of the model.
-        corpus: Training, dev and test set. With learned positions, pairs that are longer than `config.max_length` are
-            skipped.
+        corpus: Training, dev and test set. With learned positions, pairs longer than `config.max_length` are skipped.
         recipe: Settings of the training.
         schedule: Learning-rate schedule instead of equation (3). The recipe's cooldown applies to it.
-        optimizer: Optimizer instead of `Adam` with the paper's settings and the schedule. With a `strategy`, create it
-            in the strategy's scope.
+        optimizer: Optimizer instead of `Adam` with the paper's settings. With a `strategy`, create it in its scope.
         callbacks: Additional callbacks for `fit`. For them, each checkpoint ends an epoch. Values that they add to its
             logs are stored in the history. Their counters, such as the patience of Keras's `EarlyStopping`, restart
             with each `fit`.
         strategy: Where to train, for example `distribution.strategy("all")`. Defaults to TensorFlow's current one.
         start: Translator whose weights and tokenizer a new run begins with. The run stores both, so you can resume
-            without `start`. `config` must be its model's, except for rates. Its frozen layers and weights are not
-            trained.
+            without `start`. `config` must be its model's, except for rates. Its frozen weights are not trained.
         tokenizer: Tokenizer of a new run. Defaults to that of `start`, or to one trained on the corpus.
-        max_length: Maximum number of tokens per side, including EOS. Longer pairs are skipped. Defaults to the
-            corpus's.
+        max_length: Maximum tokens per side, including EOS. Longer pairs are skipped. Defaults to the corpus's.
         metric: Metric to validate by, instead of the recipe's, or a function as in `Metric`.
 
     Raises:
@@ -222,8 +217,7 @@ class Trainer:
             until: Step to stop after. A later `fit` resumes there. Defaults to the recipe's last step.
 
         Returns:
-            The history: one row per checkpoint, as in history.csv. Its attribute `history` has columns, as in Keras's
-            `History`.
+            The history: a row per checkpoint, as in history.csv. Its `history` has columns, as in Keras's `History`.
 
         Raises:
             BadInput: If the folder holds another run, another process trains it, the corpus has no usable sentences,
@@ -484,6 +478,9 @@ class Trainer:
         Returns:
             "BLEU" and "chrF", or "F1", each with its `value` and its `signature`. If the test set is several, these are
             means, and "BLEU NAME" and so on are those of each.
+
+        Raises:
+            BadInput: If `files` are neither files nor two lists, or the run has no checkpoint.
         """
         task, sets = task_of(self.corpus.kind), self.corpus.test.sets
         if files:

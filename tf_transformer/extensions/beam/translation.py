@@ -66,6 +66,8 @@ class TranslationSettings:
 class Translate(beam.PTransform[Any, Any]):
     """Translates the elements of a PCollection, in no particular order.
 
+        replies = pipeline | beam.Create([(1, "Two doors.")]) | tt.beam.Translate("savedmodels/demo")
+
     A string becomes a `TranslationResult` of `inference.engine`, a pair (key, string) becomes (key, result). With
     `text`, a dict, a NamedTuple or another object with that field becomes (element, result). Strings are str or bytes.
     Their contents never make a bundle fail.

@@ -71,7 +71,9 @@ class TreebankSource(Source):
 def TreebankCorpus(
     train: Files, dev: Files, test: Files | None = None, tags: bool = True, extra: Files = (), ratio: Ratio = 1.0
 ) -> Corpus:
-    """A corpus of bracketed trees, read when it is made.
+    """Returns a corpus of bracketed trees, which it reads at once.
+
+        corpus = tt.TreebankCorpus(train=["train.trees"], dev=["dev.trees"])
 
     Args:
         train: Files of trees.

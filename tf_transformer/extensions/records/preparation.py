@@ -55,6 +55,8 @@ _HASHED = np.dtype([("high", "u8"), ("low", "u8"), ("shard", "u4"), ("index", "u
 class Filters(Filter):
     """Filters that drop pairs of a corpus. A pair counts for the first filter that drops it.
 
+        corpus = tt.Corpus(source, dev=0.02, filters=tt.Filters(duplicates=True, identical=True))
+
     Filters see texts like the tokenizer: in NFKC, with single spaces between words. Tags of a source, such as "<2de>",
     count only for duplicates. To filter by language, length ratio or alignment, run OpusCleaner or OpusFilter before
     `prepare`.

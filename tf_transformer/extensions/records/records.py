@@ -21,7 +21,7 @@ SHARD = {"shard": str, "bytes": int, "lengths": list, "tokens": list, "skipped":
 
 
 class Records(TokenizedSource):
-    """Records that `Preparation` wrote. Train on them with `Corpus(Records(folder), dev)`.
+    """Records that `Preparation` wrote. Train on them with `tt.Corpus(tt.Records("records/mine"), dev)`.
 
     `BLOCK_SHARDS` shards are in memory at a time. The position of step N follows from records.json, so resuming there
     reads only the block of N.

@@ -93,6 +93,8 @@ def TfdsCorpus(
 ) -> Corpus:
     """Returns the splits "train", "validation" and "test" of a translation corpus of TensorFlow Datasets.
 
+        corpus = tt.TfdsCorpus("ted_hrlr_translate/pt_to_en", languages=("pt", "en"))
+
     Args:
         name: Name of the corpus, for example "wmt14_translate/de-en".
         languages: Languages of source and target.

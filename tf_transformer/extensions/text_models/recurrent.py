@@ -14,6 +14,10 @@ from tf_transformer.utils.type_names import Tensor
 def recurrent_decoder(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, fixed: Fixed | None = None) -> Decoder:
     """Makes a `Decoder` for `beam_search` and `sample` from the step of a recurrent network, or of any other model.
 
+        decoder = tt.recurrent_decoder(step, encoder(source))
+        problem = tt.decoding.SearchProblem(decoder, start_ids, max_length, end_id=2)  # int32 (B,), int32 (B,)
+        outputs = tt.decoding.beam_search(problem, n_best=4, beam_size=4).ids  # (B, 4, L)
+
     Args:
         step: Function of ids int32 `(N,)` and a state, nested tensors `(N, ...)`. It returns the logits of the next
             token `(N, V)` and the new state.
