@@ -101,7 +101,7 @@ def is_a_worker(strategy: Strategy) -> bool:
 
 def is_chief(strategy: Strategy) -> bool:
     """Returns whether this process writes the files: the chief does or, in a cluster without one, the first worker."""
-    # Every worker trains the same weights, and two that write one folder would damage it.
+    # Every worker trains the same weights, and two that write one directory would damage it.
     if not is_a_worker(strategy):
         return True
     resolver = strategy.cluster_resolver

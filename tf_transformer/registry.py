@@ -35,7 +35,7 @@ BUILT_IN: dict[Kind, dict[str, str]] = {
         "argos": "extensions.interop.formats:ARGOS",
         "transformers": "extensions.interop.formats:TRANSFORMERS",
     },
-    # A folder belongs to the first family that recognizes it. MarianMT accepts any archive as a tokenizer, and the
+    # A directory belongs to the first family that recognizes it. MarianMT accepts any archive as a tokenizer, and the
     # paper's models accept any file, so these two come last.
     "families": {
         "m2m100": "extensions.interop.families.m2m100.family:FAMILY",

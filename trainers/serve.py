@@ -1,7 +1,6 @@
 """Serve a model over HTTP: a web page, TensorFlow Serving's REST API, and LibreTranslate's API for apps.
 
-A translator's SavedModel has all three. Other translators lack TensorFlow Serving's API, and other SavedModels
-have only this API.
+A translator's SavedModel has all three. Other translators lack the second. Other SavedModels have only the second.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """Token ids of sentence pairs in flat arrays, and their batches (section 5.1).
 
-All sources become flat arrays of ids: a run stores those of its training set in a folder, and a shard of prepared
-records is such a folder. A batch has pairs of similar length and about as many tokens as every other batch. The pairs
-of batch N follow from a seed and N, so a training resumes anywhere without reading earlier batches.
+All sources become flat arrays of ids: a run stores those of its training set in a directory, and a shard of prepared
+records is such a directory. A batch has pairs of similar length and about as many tokens as every other batch. The
+pairs of batch N follow from a seed and N, so a training resumes anywhere without reading earlier batches.
 """
 
 import abc
@@ -119,7 +119,7 @@ class Ids:
         return cls(sides[0], sides[1], lines, sum(shard.skipped for shard in shards))
 
     def save(self, folder: Path, metadata: dict[str, Any]) -> dict[str, Any]:
-        """Writes a new folder of arrays atomically, and returns its shard.json: `metadata`, size, checksums."""
+        """Writes a new directory of arrays atomically, and returns its shard.json: `metadata`, size, checksums."""
         with new_folder(folder) as written:
             for name, array in zip(ARRAYS, (*self.source, *self.target, self.lines), strict=True):
                 file, form = written / f"{name}.npy", np.lib.format
@@ -137,7 +137,7 @@ class Ids:
 
     @classmethod
     def load(cls, folder: Path, skipped: int = 0) -> "Ids":
-        """Maps a folder that `save` wrote into memory. Invalid arrays raise `ValueError`, missing ones `OSError`."""
+        """Maps a directory that `save` wrote into memory. Invalid arrays raise `ValueError`, missing ones `OSError`."""
         source, source_starts, target, target_starts, lines = (
             np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS
         )

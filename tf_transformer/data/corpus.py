@@ -47,7 +47,7 @@ class Batching:
         tokenizer: Tokenizer of source and target.
         batch_tokens: Maximum of source tokens, and of target tokens, in a batch.
         seed: Shuffling seed.
-        folder: Folder that stores the ids of the training set, so that a run that resumes does not tokenize it again.
+        folder: Directory for the ids of the training set, so that a run that resumes does not tokenize it again.
     """
 
     tokenizer: Tokenizer
@@ -192,7 +192,7 @@ class Corpus:
         return Batches([Block.of(ids, self.max_length or 0)], batching.batch_tokens, seed=None)
 
     def ids(self, batching: Batching) -> Ids:
-        """Returns the training set as ids, from the batching's folder if they are stored there."""
+        """Returns the training set as ids, from the batching's directory if they are stored there."""
         assert isinstance(self.train, Source)
         folder, tokenizer = batching.folder, batching.tokenizer
         if folder and (metadata := self._stored(folder, tokenizer)):
@@ -203,10 +203,10 @@ class Corpus:
         return tokenized(segments, self.max_length or 0, tokenizer.vocab_size)
 
     def keep_ids(self, batching: Batching, batches: Batches) -> None:
-        """Stores the ids in the batching's folder for a run that resumes, if the source has a checksum."""
+        """Stores the ids in the batching's directory for a run that resumes, if the source has a checksum."""
         if not batching.folder or isinstance(self.train, TokenizedSource) or "sha256" not in self.describe():
             return
-        # Memory-mapped ids are those of the folder itself.
+        # Memory-mapped ids are those of the directory itself.
         ids = batches.blocks[0].read()
         if isinstance(ids.lines, np.memmap) or self._stored(batching.folder, batching.tokenizer):
             return
@@ -216,7 +216,7 @@ class Corpus:
         ids.save(batching.folder, {"of": self._key(batching.tokenizer)})
 
     def _stored(self, folder: Path, tokenizer: Tokenizer) -> dict[str, Any] | None:
-        """Returns what is in shard.json, if the folder has undamaged ids of this corpus."""
+        """Returns what is in shard.json, if the directory has undamaged ids of this corpus."""
         # By way of JSON, where tuples are lists and keys are strings.
         metadata = metadata_of(folder)
         return metadata if metadata and metadata.get("of") == json.loads(json.dumps(self._key(tokenizer))) else None

@@ -446,7 +446,7 @@ class HeldOut(Wrapper):
 
     def _hashes(self, source: bytes, target: bytes) -> tuple[int, int]:
         # `hash` is salted in each process, but a run that resumes needs the same split. Texts that differ only in outer
-        # white space are the same.
+        # whitespace are the same.
         texts = untagged(source, self.symbols).strip(), target.strip()
         of_source, of_target = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) for text in texts)
         return of_source, of_target

@@ -167,7 +167,7 @@ def unpacked(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Pa
     if path.suffix != ".gz":
         return path
     # The copy has the .gz's modification time, so that a newer or older .gz of this name is unpacked again. The hash
-    # keeps files of one name from several folders apart.
+    # keeps files of one name from several directories apart.
     modified = path.stat().st_mtime_ns
     suffix = hashlib.sha256(str(path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:12]
     plain = Path(folder) / f"{path.stem}-{suffix}"

@@ -18,7 +18,7 @@ class TensorBoardScalars(keras.callbacks.Callback):
     """Writes the values of each epoch with TensorBoard's package, which does not need TensorFlow.
 
     Args:
-        logs: TensorBoard's folder.
+        logs: TensorBoard's directory.
     """
 
     @checked

@@ -63,7 +63,7 @@ class TranslationResult(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """True if the source has no tokens, such as white space."""
+        """True if the source has no tokens, such as whitespace."""
         return not self.text if self.length is None else self.length == 0
 
     @checked
@@ -165,7 +165,7 @@ class Engine(ABC):
         Long calls show a progress bar in terminals and notebooks. `stream` returns outputs one by one.
 
         Args:
-            texts: Strings, or bytes in UTF-8, of which invalid bytes count as white space. A tensor or a dataset of
+            texts: Strings, or bytes in UTF-8, of which invalid bytes count as whitespace. A tensor or a dataset of
                 strings and a column of a table work too.
             options: Search options in `call_options`, and source_language and target_language of a multilingual model.
                 Default to the engine's.
@@ -231,7 +231,7 @@ class Engine(ABC):
         sentences: Callable[[str], Sequence[str]] | None = None,
         **options: Any,
     ) -> str | list[str]:
-        """Translates texts of any length sentence by sentence, and keeps white space and markup.
+        """Translates texts of any length sentence by sentence, and keeps whitespace and markup.
 
             translator.document("<p>Dr. No is <b>here</b>. Write to {name}!</p>", format="html")
 

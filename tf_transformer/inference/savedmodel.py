@@ -167,7 +167,7 @@ class SavedModel(Engine):
         strings = (part.numpy().tolist() for part in (details["source_tokens"], tokens, details["alignments"][:, 0]))
         rows = zip(texts, outputs, self._counted(texts), *strings, strict=True)
         for source, text, (length, cut), *parts in rows:
-            # Other white space, such as U+3000, can be part of a token. A control token begins with a space.
+            # Other whitespace, such as U+3000, can be part of a token. A control token begins with a space.
             source_tokens, tokens, pairs = (
                 [token for token in part.decode("utf-8", "replace").split(" ") if token] for part in parts
             )

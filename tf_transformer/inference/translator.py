@@ -212,7 +212,7 @@ class Translator(TextModel, Engine):
         """Returns a copy with more tokens, to fine-tune: `translator.with_tokens(["<term>", "</term>"])`.
 
         Args:
-            tokens: Strings without white space, each always one token: characters of a script, glossary tags, names.
+            tokens: Strings without whitespace, each always one token: characters of a script, glossary tags, names.
             like: Token whose row of the embedding table the new ones begin with. `None` means the mean of the tokens
                 that the old vocabulary splits each into, or of all tokens if it has none.
 

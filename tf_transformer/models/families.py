@@ -54,9 +54,9 @@ class Family:
         config: Class of its configurations. Its fields differ from every other family's.
         model: Class of its models.
         tokenizer: Class of its tokenizers.
-        recognizes: Function that returns whether a folder holds one of its checkpoints.
+        recognizes: Function that returns whether a directory holds one of its checkpoints.
         load: Function that reads such a folder. `None` if the family has no pretrained models.
-        write: Function that returns the contents of such a folder for a translator of this family.
+        write: Function that returns the contents of such a directory for a translator of this family.
         owner: Default owner of its models on the Hugging Face Hub.
     """
 
@@ -86,7 +86,7 @@ def families() -> list[Family]:
 
 
 def family_of_folder(folder: str | os.PathLike[str]) -> Family | None:
-    """Returns the family of the checkpoint in a folder, or `None` if it holds none."""
+    """Returns the family of the checkpoint in a directory, or `None` if it holds none."""
     return next((family for family in families() if family.recognizes(Path(folder))), None)
 
 

@@ -1,4 +1,4 @@
-"""Formats that a translator can be saved in, and versions of it in a folder. It loads neither Keras nor TensorFlow."""
+"""Formats that a translator can be saved in, and its versions in a directory. It loads neither Keras nor TensorFlow."""
 
 import os
 from collections.abc import Callable, Mapping

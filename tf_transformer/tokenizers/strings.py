@@ -19,10 +19,10 @@ else:
     tf = lazily("tensorflow", "a tokenizer of tensors")
 
 BYTES_OF_A_TOKEN = 64  # maximum: SentencePiece's longest piece has 16 characters
-CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as white space
+CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as whitespace
 SEPARATORS = re.compile(r"[ \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")  # Unicode's category Z
 
-# No white space and no control characters, Unicode's categories Z and Cc
+# No whitespace and no control characters, Unicode's categories Z and Cc
 WORD = re.compile(r"[^\0-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 
 codecs.register_error("as_space", lambda error: (" ", error.end))  # type: ignore[attr-defined]
@@ -45,7 +45,7 @@ def utf8(text: str | bytes) -> str:
 
 
 def split_words(text: str | bytes) -> list[str]:
-    """Returns a text's words between white space and control characters, as it spells them."""
+    """Returns a text's words between whitespace and control characters, as it spells them."""
     return WORD.findall(utf8(text))
 
 
@@ -72,7 +72,7 @@ def valid_text(texts: Tensor) -> "tf.Tensor":
 def truncate_in_graph(texts: Tensor, tokens: int) -> "tuple[tf.Tensor, tf.Tensor]":
     """Truncates huge texts, so that at least N = `tokens` tokens remain.
 
-    Tokenizing 4 MB takes seconds and 900 MiB. So in a text of more than 64 * (N + 1) bytes, each run of white space and
+    Tokenizing 4 MB takes seconds and 900 MiB. So in a text of more than 64 * (N + 1) bytes, each run of whitespace and
     control characters becomes one space, and then the bytes after these are dropped. Only a normalization that joins or
     drops most characters could yield fewer than N tokens. Also returns whether each text was cut, bool [B].
     """

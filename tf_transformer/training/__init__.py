@@ -1,1 +1,1 @@
-"""Training in a run's folder: `Trainer` and its callbacks."""
+"""Training in a run's directory: `Trainer` and its callbacks."""

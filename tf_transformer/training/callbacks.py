@@ -69,8 +69,8 @@ class DevScore(keras.callbacks.Callback):
             sets, a dictionary of functions with their names.
         dev: Dev set to score it with. With several by name, `dev_bleu` is the mean, and `dev_bleu_NAME` one of them.
         show: Number of outputs to print.
-        logs: TensorBoard's folder for these outputs and, if `function` has it, the attention of the first. Only on the
-            TensorFlow backend, since TensorBoard's own package writes only numbers.
+        logs: TensorBoard's directory for these outputs and, if `function` has it, the attention of the first. Only on
+            TensorFlow, since TensorBoard's own package writes only numbers.
     """
 
     @checked

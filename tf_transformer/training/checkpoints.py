@@ -63,7 +63,7 @@ class Checkpoints(keras.callbacks.Callback):
         model.fit(batches, epochs=10, shuffle=False, callbacks=[checkpoints])
 
     Args:
-        run: Folder of the run, or a `Run`.
+        run: Directory of the run, or a `Run`.
         tokenizer: Tokenizer to store in the run, unless it has one, so that `tt.load` can make a translator of it.
         steps: Last step of the training, where an epoch ends. `None` leaves that to `fit`.
         until: Step to save and stop at. `None` means no such stop.

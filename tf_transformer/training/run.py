@@ -1,4 +1,4 @@
-"""A run's folder: settings, checkpoints and history. A killed run loses only the work since its last checkpoint."""
+"""A run's directory: settings, checkpoints and history. A killed run loses only the work since its last checkpoint."""
 
 import contextlib
 import csv
@@ -55,25 +55,25 @@ class History(list[dict[str, Any]]):
 # Why files are written under a temporary name: a kill can interrupt a write halfway, but not a rename. A run that
 # resumes checks what could have changed since: settings, optimizer, loss and the files' checksums.
 class Run:
-    """Folder of a training run.
+    """Directory of a training run.
 
     It holds config.json, tokenizer.model, checkpoints/, logs/, history.csv and metrics.json. It also holds ids/, the
     tokenized training set, unless that comes from prepared records, and start.weights.h5, if the run started from
     another model. docs/reference/run.md lists the fields of each file.
 
-    A checkpoint is a folder checkpoints/step-N. It holds the weights of model and optimizer, and state.json with the
-    step, the random state, the history and a checksum of the weights. It is written to a temporary folder and then
+    A checkpoint is a directory checkpoints/step-N. It holds the weights of model and optimizer, and state.json with the
+    step, the random state, the history and a checksum of the weights. It is written to a temporary directory and then
     renamed. A checkpoint that was saved because training was interrupted, checkpoints/step-N-stopped, is removed when
     the next one is written, so that averages equal those of an uninterrupted run.
 
     Args:
-        path: Folder of the run.
+        path: Directory of the run.
         keep: Number of checkpoints to keep. Older ones are removed.
         writes: Whether this process writes. Only one of several workers does.
         metric: Metric whose best checkpoints are kept, besides the two newest. `None` keeps the newest.
     """
 
-    _locks: ClassVar[dict[Path, contextlib.ExitStack]] = {}  # held by this process, by folder
+    _locks: ClassVar[dict[Path, contextlib.ExitStack]] = {}  # held by this process, by directory
 
     @checked
     def __init__(
@@ -84,13 +84,13 @@ class Run:
         self.writes = writes
         self.metric = metric
         self.history: list[dict[str, Any]] = []
-        self._locked: Path | None = None  # the folder, if this object holds its lock
+        self._locked: Path | None = None  # the directory, if this object holds its lock
 
     def exists(self, settings: dict[str, Any]) -> bool:
-        """Returns whether the folder holds a run with these settings, apart from those that may change.
+        """Returns whether the directory holds a run with these settings, apart from those that may change.
 
         Raises:
-            BadInput: If the folder holds a run with other settings, or something else.
+            BadInput: If the directory holds a run with other settings, or something else.
         """
         if self.path.exists() and not self.path.is_dir():
             raise BadInput(f"{self.path}: expected a run's folder, found a file")
@@ -143,12 +143,12 @@ class Run:
         return dict(_with_new_options(settings))
 
     def begin(self, settings: dict[str, Any]) -> None:
-        """Creates the folder of a new run with these settings."""
+        """Creates the directory of a new run with these settings."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / "config.json", {"version": VERSION} | settings)
 
     def lock(self) -> bool:
-        """Keeps other processes from training in this folder, until `unlock` or the end of this process.
+        """Keeps other processes from training in this directory, until `unlock` or the end of this process.
 
         Returns:
             Whether the lock is new: false if this process holds it already, or if another worker writes.
@@ -156,7 +156,7 @@ class Run:
         Raises:
             BadInput: If another process trains there.
         """
-        # By folder and not by object, since a process may have several `Run`s of one folder.
+        # By directory and not by object, since a process may have several `Run`s of one.
         folder = self.path.resolve()
         if folder in self._locks or not self.writes:
             return False
@@ -174,12 +174,12 @@ class Run:
             self._locked = None
 
     def checkpoints(self) -> list[Path]:
-        """Returns the folders of all checkpoints, oldest first."""
+        """Returns the directories of all checkpoints, oldest first."""
         return sorted(path for path in (self.path / "checkpoints").glob("step-*") if (path / "state.json").exists())
 
     @checked
     def averaged(self, last: Count) -> list[Path]:
-        """Returns the folders of the last checkpoints, or of the best if the newest names them."""
+        """Returns the directories of the last checkpoints, or of the best if the newest names them."""
         # The newest checkpoint names the best ones, since its history has all scores.
         folders, best = self.checkpoints(), list[str]()
         with contextlib.suppress(BadInput, IndexError):  # `weights` reports damage
@@ -248,7 +248,7 @@ class Run:
                 "history": self.history,
                 "sha256": checksum(weights),
             }
-            # To the disk before the rename: after a power failure, a renamed folder could hold empty files.
+            # To the disk before the rename: after a power failure, a renamed directory could hold empty files.
             write_json(temporary / "state.json", state)
             flush(temporary)
             shutil.rmtree(folder, ignore_errors=True)
@@ -265,7 +265,7 @@ class Run:
         return folder
 
     def newest(self) -> tuple[Path, dict[str, Any]] | None:
-        """Returns the folder and the state.json of the newest undamaged checkpoint, or `None` without one."""
+        """Returns the directory and the state.json of the newest undamaged checkpoint, or `None` without one."""
         for folder in reversed(self.checkpoints()):
             try:
                 return folder, _whole(folder)

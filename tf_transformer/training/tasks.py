@@ -65,7 +65,7 @@ def task_of(kind: str) -> Task:
 
 
 def is_run(path: str) -> bool:
-    """Returns whether a folder holds a run, rather than an export or a pretrained checkpoint."""
+    """Returns whether a directory holds a run, rather than an export or a pretrained checkpoint."""
     folder = user_path(path)
     is_export = newest(folder, LITERT, ONNX, CTRANSLATE2)
     return (folder / "config.json").is_file() and not is_export and family_of_folder(folder) is None
@@ -76,7 +76,7 @@ def from_runs(folders: list[str | Path], average_last: Count | None = None, step
     """Loads the average of a run's checkpoints, or that of a step, in float32. Several runs form an `Ensemble`.
 
     Raises:
-        BadInput: If a folder holds no run or no such checkpoint, or runs differ in configuration or tokenizer.
+        BadInput: If a directory holds no run or no such checkpoint, or runs differ in configuration or tokenizer.
     """
     runs = [Run(folder) for folder in folders]
     models, tokenizers, settings = [], list[Tokenizer](), dict[str, Any]()

@@ -52,7 +52,7 @@ TRAINING_ONLY_FIELDS = ("dropout", "attention_dropout", "label_smoothing")
 
 @dataclass
 class Trainer:
-    """Trains a model in a run's folder, and resumes it.
+    """Trains a model in a run's directory, and resumes it.
 
         corpus = tt.TextCorpus(train=("train.en", "train.de"), dev=("dev.en", "dev.de"))
         trainer = tt.Trainer("runs/mine", tt.PRESETS["tiny"], corpus, tt.Recipe(steps=800, batch_tokens=2_048))
@@ -63,7 +63,7 @@ class Trainer:
     To resume a stopped or killed run, call `fit` again, in any process. It ends with an uninterrupted run's weights.
 
     Attributes:
-        path: Folder of the run; see `Run`.
+        path: Directory of the run; see `Run`.
         config: Configuration of the model.
         corpus: Training, dev and test set. With learned positions, pairs longer than `config.max_length` are skipped.
         recipe: Settings of the training.
@@ -220,7 +220,7 @@ class Trainer:
             The history: a row per checkpoint, as in history.csv. Its `history` has columns, as in Keras's `History`.
 
         Raises:
-            BadInput: If the folder holds another run, another process trains it, the corpus has no usable sentences,
+            BadInput: If the directory holds another run, another process trains it, the corpus has no usable sentences,
                 `until` is beyond the end, or the last step changed after the cooldown began.
         """
         try:
@@ -235,16 +235,16 @@ class Trainer:
 
     def _fit(self, until: int | None) -> None:
         """Opens or creates the run, then prepares tokenizer, data and model, and trains epoch by epoch."""
-        # 1. The folder: a new run, or one with these settings.
+        # 1. The directory: a new run, or one with these settings.
         run, recipe = self.run, self.recipe
-        # A new run is locked below, after all input is checked, so that bad input leaves no folder.
+        # A new run is locked below, after all input is checked, so that bad input leaves no directory.
         if (run.path / "config.json").exists():
             run.lock()
         exists = run.exists(self.settings)
         # Only now may a file change: all workers must have found the same ones.
         distribution.wait_for_all(self._strategy)
 
-        # 2. The vocabulary and, by it, the data. The tokenizer is written before config.json, since a folder with
+        # 2. The vocabulary and, by it, the data. The tokenizer is written before config.json, since a directory with
         # config.json is a run that can resume.
         tokenizer = self._tokenizer(exists)
         batching = Batching(tokenizer, recipe.batch_tokens, recipe.seed, folder=run.path / IDS)

@@ -1,4 +1,4 @@
-"""Paths of users, lines of text files, and files and folders that are written atomically and flushed to disk."""
+"""Paths of users, lines of text files, and files and directories that are written atomically and flushed to disk."""
 
 import codecs
 import contextlib
@@ -26,7 +26,7 @@ _unfinished = set[Path]()  # temporary files of this process
 
 
 def user_path(path: str | os.PathLike[str], option: str = "") -> Path:
-    """Returns a path as users give it: a leading `~` is the home folder, as in a shell.
+    """Returns a path as users give it: a leading `~` is the home directory, as in a shell.
 
     It raises `BadInput` with the option's name for bytes and paths that are not UTF-8, which TensorFlow rejects, and
     for an empty path, as from an unset shell variable.
@@ -86,7 +86,7 @@ def lines_in(file: Iterable[bytes], digest: Any = None, is_start: bool = True) -
 
 
 def encoded(text: str | bytes) -> bytes:
-    """Encodes a string in UTF-8. Lone surrogates become invalid bytes, which tokenizers read as white space."""
+    """Encodes a string in UTF-8. Lone surrogates become invalid bytes, which tokenizers read as whitespace."""
     return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
 
 
@@ -176,10 +176,10 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a folder to fill, and moves it to `path` at the end of the block. If the block raises, nothing is left.
+    """Yields a directory to fill, and moves it to `path` at the end of the block. If the block raises, nothing is left.
 
-    A model server loads a numbered folder as soon as it appears and misses files that are added later. So the folder is
-    filled under its name inside a hidden folder next to `path`. If `path` exists, `FileExistsError` is raised.
+    A model server loads a numbered directory as soon as it appears and misses files that are added later. So it is
+    filled under its name inside a hidden directory next to `path`. If `path` exists, `FileExistsError` is raised.
     """
     path = user_path(path)
     if path.exists():
@@ -192,7 +192,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield folder
         flush(folder)
         try:
-            if path.exists():  # a rename would replace an empty folder
+            if path.exists():  # a rename would replace an empty directory
                 raise FileExistsError
             os.rename(folder, path)
         except OSError as error:
@@ -228,7 +228,7 @@ def locked(path: Path, message: str) -> Iterator[None]:
 
 
 def flush(path: Path) -> None:
-    """Flushes a file, or a folder with its contents, to disk."""
+    """Flushes a file, or a directory with its contents, to disk."""
     for inner in [*path.rglob("*"), path]:
         _flush_one(inner)
 

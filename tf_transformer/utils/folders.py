@@ -10,15 +10,15 @@ from tf_transformer.utils.reading import read_json
 from tf_transformer.utils.type_names import Folders
 from tf_transformer.utils.values import BadInput, shown
 
-VERSION = re.compile("[0-9]{1,18}")  # name of a version's folder
+VERSION = re.compile("[0-9]{1,18}")  # name of a version's directory
 HUB_NAME = re.compile(r"([\w.-]+/)?[\w.-]+")
-# Folders that programs create.
+# Directories that programs create.
 OF_PROGRAMS = ("runs", "savedmodels", "litert", "onnx", "ctranslate2", "argos", "transformers")
 SAVED_MODEL, LITERT, ONNX, CTRANSLATE2 = "saved_model.pb", "model.tflite", "model.onnx", "model.bin"
 EXPORTS = (SAVED_MODEL, LITERT, ONNX)  # tt.load opens them
 RUN = "a run, {0}, which tt.load opens, and of which `tf-transformer export --run {0} --name NAME` makes a SavedModel"
 CHECKPOINT = RUN.replace("a run", "a pretrained checkpoint").replace("--run", "--pretrained")
-OPENED_BY = {  # description of a kind of folder and what opens it, by a file that identifies the kind
+OPENED_BY = {  # description of a kind of directory and what opens it, by a file that identifies the kind
     SAVED_MODEL: "a SavedModel, {}, which tt.load opens",
     LITERT: "a LiteRT export, {}, which tt.load opens",
     ONNX: "an ONNX export, {}, which tt.load opens",
@@ -30,7 +30,7 @@ OPENED_BY = {  # description of a kind of folder and what opens it, by a file th
 
 
 def folders_of(path: Folders) -> list[Path]:
-    """Returns one folder, or several, as a list of at least one path."""
+    """Returns one directory, or several, as a list of at least one path."""
     folders = [user_path(folder) for folder in ([path] if isinstance(path, str | os.PathLike) else path)]
     if not folders or isinstance(path, Mapping):
         raise BadInput(f"path: expected a folder, or a list of at least one, got {shown(path)}")
@@ -38,7 +38,7 @@ def folders_of(path: Folders) -> list[Path]:
 
 
 def found_in(path: str | os.PathLike[str], *wanted: str) -> str:
-    """Describes a folder that has none of the files `wanted`, and how to open it, as the end of an error."""
+    """Describes a directory that has none of the files `wanted`, and how to open it, as the end of an error."""
     folder = user_path(path)
     if not folder.is_dir():
         return f"found {'a file, no folder,' if folder.exists() else 'nothing'} at {folder}"
@@ -54,7 +54,7 @@ def is_hub_name(path: str | os.PathLike[str]) -> bool:
     """Returns whether a path is the name of a model on the Hugging Face hub.
 
     A mistyped path must not load a model from the hub. So it is not a name if its first part exists here, or is a
-    folder that the programs create.
+    directory that the programs create.
     """
     name = os.fspath(path)
     first = name.partition("/")[0]
@@ -62,18 +62,18 @@ def is_hub_name(path: str | os.PathLike[str]) -> bool:
 
 
 def holds(path: str, file: str) -> bool:
-    """Returns whether a local folder, or the newest version in it, is the kind of export that has this file."""
+    """Returns whether a local directory, or the newest version in it, is the kind of export that has this file."""
     export = None if "://" in path else newest(user_path(path), *EXPORTS, CTRANSLATE2)
     return export is not None and (export / file).is_file()
 
 
 def is_version(name: str) -> bool:
-    """Returns whether a folder's name is a server's version: a 64-bit integer."""
+    """Returns whether a directory's name is a server's version: a 64-bit integer."""
     return bool(VERSION.fullmatch(name))
 
 
 def versions(path: Path) -> list[Path]:
-    """Returns the versions in a model's folder, newest first."""
+    """Returns the versions in a model's directory, newest first."""
     numbered = [folder for folder in path.iterdir() if is_version(folder.name)] if path.is_dir() else []
     return sorted(numbered, key=lambda folder: (int(folder.name), folder.name), reverse=True)
 
@@ -85,13 +85,13 @@ def newest(path: Path, *files: str) -> Path | None:
 
 
 def needs_no_tensorflow(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a local folder, or the newest version in it, is a LiteRT or an ONNX export."""
+    """Returns whether a local directory, or the newest version in it, is a LiteRT or an ONNX export."""
     export = None if "://" in os.fspath(path) else newest(user_path(path), *EXPORTS)
     return export is not None and any((export / name).is_file() for name in (LITERT, ONNX))
 
 
 def model_folder(path: str | os.PathLike[str]) -> Path:
-    """Returns the folder of a SavedModel, a LiteRT or an ONNX export: `path` or its newest version."""
+    """Returns the directory of a SavedModel, a LiteRT or an ONNX export: `path` or its newest version."""
     if export := newest(user_path(path), *EXPORTS):
         return export
     expected = "expected the folder of a SavedModel, a LiteRT or an ONNX export, or of its versions"
@@ -99,7 +99,7 @@ def model_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def find_saved_model(path: str | os.PathLike[str]) -> Path | None:
-    """Returns the folder of a SavedModel: `path`, its newest version, or `None`."""
+    """Returns the directory of a SavedModel: `path`, its newest version, or `None`."""
     return newest(user_path(path), SAVED_MODEL)
 
 

@@ -92,7 +92,7 @@ def _outputs(engine: Engine, sentences: Sequence[Marked], options: Mapping[str, 
 
 
 def _answers(engine: Engine, sentences: Sequence[Marked], options: Mapping[str, Any]) -> list[Aligned]:
-    # White space such as U+00A0 belongs to the text.
+    # Whitespace such as U+00A0 belongs to the text.
     texts = [each.text if each.newline == "ends" else BREAK.sub(" ", each.text) for each in sentences]
     # Alignments take longer than translations, and only marks need them.
     has_marks = [engine.aligns and any(mark.start == mark.end for mark in each.marks) for each in sentences]

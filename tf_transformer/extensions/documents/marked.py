@@ -166,7 +166,7 @@ class Marked:
         return [*parts, self._written(last, len(self.text), self.marks[seen:])]
 
     def sentences(self, splitter: Splitter) -> list[Span]:
-        """Returns the spans of the sentences, with only white space and marks between them.
+        """Returns the spans of the sentences, with only whitespace and marks between them.
 
         Raises:
             BadInput: If the splitter's sentences are not the text.
@@ -203,7 +203,7 @@ class Marked:
         return breaks
 
     def _stripped(self, start: int, end: int) -> Span:
-        """Returns a span without white space at its ends. The start of a blank one is after its end."""
+        """Returns a span without whitespace at its ends. The start of a blank one is after its end."""
         body = self.text[start:end]
         return start + len(body) - len(body.lstrip()), start + len(body.rstrip())
 

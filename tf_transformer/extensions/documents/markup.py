@@ -32,7 +32,7 @@ UNREAD = {"rp", "rt", "svg"}  # The text around them is translated without their
 # Superscripts that are not words: 1, [12], *, [a], −6.
 NOTE = re.compile(r"\s*(?:[\d\s,;\u2013\u2212-]++|[*\u2020\u2021\u00a7\u00b6#]++|[\[(]\s?\w{1,3}\s?[\])])+\s*")
 
-_S = r"\t\n\f\r "  # white space of HTML
+_S = r"\t\n\f\r "  # whitespace of HTML
 # Atomic groups, not possessive ones: before 3.11.5, Python keeps what a failed alternative read.
 _TOKEN = re.compile(
     rf"""(?P<text>(?>(?:[^<]++|<(?![A-Za-z!?/]))+))

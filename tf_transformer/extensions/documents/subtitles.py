@@ -18,7 +18,7 @@ from tf_transformer.utils.values import BadInput, shown
 TIME = r"((?![0-9,.:\uff0c\uff0e\u3002\uff1a]{{14}})(?>{}))"
 HEADER = r"^\ufeff?(?:[^\S\n]*-?\d{1,20}(?:\.\d{0,20})?\s*\n)?[^\S\n]*TIME *-[ -] *> *TIME[^\n]*"
 TAG = re.compile(r"<(/?)([A-Za-z]+)\b[^<>\n]*>|\{\\[^{}\n]*\}")
-BLANK = " \t\r\xa0\u3000\u202f\u266a\u266b"  # white space and the notes of a song
+BLANK = " \t\r\xa0\u3000\u202f\u266a\u266b"  # whitespace and the notes of a song
 NOTES = {"\u266a", "\u266b"}
 SPEAKER = re.compile(r"(?:[-\u2010-\u2015]+(?!\d)|>>+)\s*")
 # The end of a sentence, or of a sound in brackets.

@@ -1,7 +1,7 @@
 """English constituency parsing (section 6.3): words in, a tree over these words out.
 
 The target is the linearized tree (`treebank.linearised`), whose tokens are control tokens of the tokenizer, with each
-word's first subword before its brackets and its tag (`corpus.encoder_of`). White space separates the words of a text.
+word's first subword before its brackets and its tag (`corpus.encoder_of`). Whitespace separates the words of a text.
 "(" and "-LRB-" are the same word.
 """
 

@@ -44,9 +44,9 @@ from tf_transformer.utils.reading import read_json
 from tf_transformer.utils.terminal import say
 from tf_transformer.utils.values import Count, check_fields, checked
 
-# Names of files that a stopped program may leave in the folder.
+# Names of files that a stopped program may leave in the directory.
 LEFTOVERS = re.compile(r"\.lock|unpacked|log|tokenizer\.model|records\.json|(\.export-)?shard-\d{5,}(-\w+)?|.*\.tmp")
-HELD = ContextVar[frozenset[Path]]("HELD", default=frozenset())  # folders that this thread has locked
+HELD = ContextVar[frozenset[Path]]("HELD", default=frozenset())  # directories that this thread has locked
 BUCKET_PAIRS = 4_000_000  # pairs whose hashes are compared at a time, in 100 MB of memory
 _HASHED = np.dtype([("high", "u8"), ("low", "u8"), ("shard", "u4"), ("index", "u4")])  # 24 bytes per pair
 
@@ -154,15 +154,15 @@ def _normal(text: bytes) -> str:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Records of a corpus, in a folder that all workers can read and write. Instances can be pickled.
+    """Records of a corpus, in a directory that all workers can read and write. Instances can be pickled.
 
-    A shard is a folder of arrays (`batches.Ids`): the ids of both sides, and the lines of the pairs. Its shard.json has
-    their checksums, and the number of pairs of each length and of skipped ones. records.json has those of all shards.
-    Shards are independent. Finished ones in the folder are kept, and only their checksums are computed.
+    A shard is a directory of arrays (`batches.Ids`): the ids of both sides, and the lines of the pairs. Its shard.json
+    has their checksums, and the number of pairs of each length and of skipped ones. records.json has those of all
+    shards. They are independent. Finished ones in the directory are kept, and only their checksums are computed.
 
     Attributes:
         source: Source of the pairs.
-        folder: Folder of the records.
+        folder: Directory of the records.
         filters: Filters that drop pairs.
         max_length: Pairs with a side of more tokens, EOS included, or with an empty one, are skipped.
     """
@@ -173,7 +173,7 @@ class Preparation:
     max_length: Count = MAX_LENGTH
 
     def __post_init__(self) -> None:
-        folder = user_path(self.folder, "folder").absolute()  # workers may have another current folder
+        folder = user_path(self.folder, "folder").absolute()  # workers may have another current directory
         if folder.exists() and not folder.is_dir():
             raise BadInput(f"folder: expected one for the records, found a file at {folder}")
         object.__setattr__(self, "folder", folder)
@@ -181,12 +181,12 @@ class Preparation:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the folder against other processes and threads, or raises `BadInput` if it holds something else.
+        """Locks the directory against other processes and threads, or raises `BadInput` if it holds something else.
 
         If the block fails before its first shard, nothing is left.
         """
         before = {*self.folder.iterdir()} if self.folder.exists() else set()
-        # `begin` removes shards of an unfinished start, so a folder with files of others must not pass for one.
+        # `begin` removes shards of an unfinished start, so a directory with files of others must not pass for one.
         others = [path.name for path in before if not LEFTOVERS.fullmatch(path.name)]
         if others and self.folder / "records.json" not in before:
             raise BadInput(f"{self.folder}: expected records or an empty folder, found {others[0]} in it")
@@ -217,7 +217,7 @@ class Preparation:
         each: Callable[..., Any] = map,
         report: Callable[[dict[str, Any]], Any] = lambda shard: None,
     ) -> list[dict[str, Any]]:
-        """Locks the folder and writes the records: all steps, in this process or in others.
+        """Locks the directory and writes the records: all steps, in this process or in others.
 
             work = tt.Preparation(source, "records/mine")
             work.run(source.parts(100_000, work.folder), tokenizer)
@@ -232,8 +232,8 @@ class Preparation:
             The entries of records.json, one per shard.
 
         Raises:
-            BadInput: If a line is bad, another process prepares records in the folder, or it holds those of something
-                else.
+            BadInput: If a line is bad, another process prepares records in the directory, or it holds those of
+                something else.
             OSError: If a file cannot be read or written.
         """
         with self.locked():
@@ -255,11 +255,11 @@ class Preparation:
 
     @checked
     def begin(self, parts: list[Part], tokenizer: Tokenizer) -> None:
-        """Checks the contents of the folder, and writes the files that the workers need.
+        """Checks the contents of the directory, and writes the files that the workers need.
 
         Raises:
-            BadInput: If the folder holds something else, or records of another corpus, tokenizer, length or filters, or
-                the tokenizer has no languages for the texts, or no tokens for the tags of the source.
+            BadInput: If the directory holds something else, or records of another corpus, tokenizer, length or filters,
+                or the tokenizer has no languages for the texts, or no tokens for the tags of the source.
         """
         if not parts:
             raise BadInput("parts: expected the shards of the source, got none")

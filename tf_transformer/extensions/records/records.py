@@ -27,10 +27,10 @@ class Records(TokenizedSource):
     reads only the block of N.
 
     Args:
-        folder: Folder of the records.
+        folder: Directory of the records.
 
     Raises:
-        BadInput: If the folder holds something else, or damaged records.
+        BadInput: If the directory holds something else, or damaged records.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -88,7 +88,7 @@ class Records(TokenizedSource):
                     raise ValueError("its checksums are wrong")
                 self._verified.add(folder.name)
                 ids = Ids.load(folder, shard["skipped"])
-                # A manipulated folder may have matching checksums, so the values are checked as well.
+                # A manipulated directory may have matching checksums, so the values are checked as well.
                 if np.bincount(ids.lengths(), minlength=self.max_length + 1).tolist() != shard["lengths"]:
                     raise ValueError("pairs of other lengths than in records.json")
                 if max(int(side.ids.max(initial=0)) for side in (ids.source, ids.target)) >= self.tokenizer.vocab_size:

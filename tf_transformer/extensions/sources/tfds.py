@@ -24,7 +24,7 @@ class TfdsSource(Source):
         name: Name of the corpus, for example "wmt14_translate/de-en".
         split: Split, such as "train"; a range of it, such as "train[200:300]" or "train[:10%]"; or several, with "+".
         languages: Languages of source and target, for example ("en", "de").
-        data_dir: Folder of the corpora. `None` means the default of TFDS.
+        data_dir: Directory of the corpora. `None` means the default of TFDS.
     """
 
     name: str
@@ -98,7 +98,7 @@ def TfdsCorpus(
     Args:
         name: Name of the corpus, for example "wmt14_translate/de-en".
         languages: Languages of source and target.
-        data_dir: Folder of the corpora. `None` means the default of TFDS.
+        data_dir: Directory of the corpora. `None` means the default of TFDS.
 
     Raises:
         BadInput: If the corpus does not have the languages or splits.

@@ -34,7 +34,7 @@ LIMITS = ("beam_size", "max_length", "max_source_length", "extra_length")  # int
 CODE = "(?s:>>.*?<<)"  # target language at the start of a text, as in ">>fra<< Good morning."
 UNKNOWN = 3  # Smaller ids are control tokens.
 BYTES_OF_A_TOKEN = 64  # SentencePiece's longest piece has 16 characters.
-CONTROLS = dict.fromkeys(range(32), " ")  # Control characters count as white space.
+CONTROLS = dict.fromkeys(range(32), " ")  # Control characters count as whitespace.
 MOST_BYTES = 2**26  # JSON and tokenizer files are read as a whole.
 BATCH_SIZE = 32
 STANDARD_ERROR = threading.RLock()
@@ -104,7 +104,7 @@ class _Translator(abc.ABC):
     def __call__(self, texts: str | bytes | Iterable[str | bytes], **options: Any) -> str | list[str]:
         """Translates a text to a string, or an iterable of texts to a list.
 
-        Bytes that are not UTF-8 count as white space. `options` are values for names in `self.options`.
+        Bytes that are not UTF-8 count as whitespace. `options` are values for names in `self.options`.
         """
         if isinstance(texts, str | bytes):
             return self.n_best(texts, 1, **options)[0].text
@@ -427,7 +427,7 @@ class _Pieces:
         source, target = [_engine(folder / f"{side}.spm" if has_codes else both) for side in ("source", "target")]
         sources = _json(file) if file.is_file() else pieces
         self._ids = {piece: id for id, piece in enumerate(sources) if piece and id >= UNKNOWN}
-        # Ids of the white space before a token, if it counts, and of the token. Earlier exports have only the latter.
+        # Ids of the whitespace before a token, if it counts, and of the token. Earlier exports have only the latter.
         tokens = _json(folder / "tokens.json") if (folder / "tokens.json").is_file() else {}
         self._tokens = {token: ids if isinstance(ids, list) else [ids] for token, ids in tokens.items()}
         self._texts = texts_of(pieces, self._tokens, target if file.is_file() else source, target)
@@ -452,7 +452,7 @@ def encoded(
 ) -> list[list[int]]:
     """Returns the ids of texts. `tokens` are matched first, the longest at each position, and `split` splits the rest.
 
-    If a token has two ids, the first one is of white space before it.
+    If a token has two ids, the first one is of whitespace before it.
     """
     added = one_of(tokens)
     # SentencePiece itself ignores only spaces at the end of a text.

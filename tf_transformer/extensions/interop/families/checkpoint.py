@@ -68,7 +68,7 @@ class Added(NamedTuple):
     id: int
     is_special: bool  # dropped from outputs
     single_word: bool  # only matched between characters that are not part of a word
-    is_spaced: bool  # White space before it is also a token, in `tokenizers`.
+    is_spaced: bool  # Whitespace before it is also a token, in `tokenizers`.
 
 
 class Checkpoint:
@@ -257,7 +257,7 @@ class Checkpoint:
     def added(self) -> dict[str, Added]:
         """Tokens that tokenizer_config.json, tokenizer.json and added_tokens.json list, if they exist."""
         special, tokens, file = set(self.listed), dict[str, Added](), self.said("tokenizer.json")
-        # Before a special token, a normalizer of `transformers` 4 strips white space, and one of 5 does not.
+        # Before a special token, a normalizer of `transformers` 4 strips whitespace, and one of 5 does not.
         strips = not file or "'Strip'" in str(file.get("normalizer"))
         for name in ("tokenizer_config.json", "tokenizer.json", "added_tokens.json"):
             values = self.said(name)

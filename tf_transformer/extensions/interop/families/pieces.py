@@ -39,19 +39,19 @@ message_type { name: "Model" field { name: "trainer" number: 2 type: TYPE_MESSAG
   field { name: "pieces" number: 1 type: TYPE_MESSAGE type_name: "Piece" label: LABEL_REPEATED } }"""
 NORMAL, USER_DEFINED, SPECIAL, BPE = 1, 4, (2, 3, 6), 2  # special are unknown token, control tokens and bytes
 PREFERRED = 100.0  # others have negative scores
-# Trailing white space, like that of `str.rstrip`. SentencePiece itself only ignores spaces.
+# Trailing whitespace, like that of `str.rstrip`. SentencePiece itself only ignores spaces.
 END_SPACE = r"[\p{Z}\t-\r\x{1C}-\x{1F}\x{85}]+$"
 
 
 class PieceTable:
     """Encodes texts: a SentencePiece model splits them, and a table has the ids.
 
-    Bytes that are not UTF-8 count as spaces, and trailing white space is ignored.
+    Bytes that are not UTF-8 count as spaces, and trailing whitespace is ignored.
 
     Args:
         model: Serialized SentencePiece model.
         pieces: Tokens by id.
-        added: Tokens that are matched first, the longest at each position, and whether white space before one is also a
+        added: Tokens that are matched first, the longest at each position, and whether whitespace before one is also a
             token. SentencePiece splits what is between them.
         has_codes: Whether texts may start with the code of a target language, as in ">>fra<< Good morning."
     """
@@ -125,7 +125,7 @@ class PieceTokenizer(Tokenizer):
 
     Tokens, ids (in our order, see `Vocabulary`) and texts equal those of the tokenizer in `transformers` with
     `split_special_tokens=True`: control tokens in a text are plain text. Added tokens are matched first, and decoded
-    with a space before unless spaces are tokens. Bytes that are not UTF-8 count as spaces. Trailing white space of any
+    with a space before unless spaces are tokens. Bytes that are not UTF-8 count as spaces. Trailing whitespace of any
     kind is ignored.
 
     Args:

@@ -211,7 +211,7 @@ def _numbered(
     if BOS_ID in new_ids:
         added[new_ids[BOS_ID]] = unused("<start>", dict.fromkeys(pieces))
         special.append(added[new_ids[BOS_ID]])
-    # White space before a token is also a token, or not, in `transformers` 4 and 5.
+    # Whitespace before a token is also a token, or not, in `transformers` 4 and 5.
     flags = {token: PLAIN | {"lstrip": not spaced, "normalized": spaced} for token, spaced in tokenizer.added.items()}
     config = {
         "src_lang": description["source_language"],

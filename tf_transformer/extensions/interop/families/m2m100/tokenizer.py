@@ -26,7 +26,7 @@ class M2M100Tokenizer(PieceTokenizer):
     """A multilingual `Tokenizer`: the first id of a text is its language.
 
     Ids and texts are those of `transformers.M2M100Tokenizer`, and those of NLLB's current version, with the language
-    first, as `PieceTokenizer` describes. But `transformers.NllbTokenizer` 5 makes a token of white space at the end of
+    first, as `PieceTokenizer` describes. But `transformers.NllbTokenizer` 5 makes a token of whitespace at the end of
     a text and in a text of nothing else.
 
     Args:
