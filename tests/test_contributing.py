@@ -1,6 +1,7 @@
 """CONTRIBUTING.md lists all private hooks that the package uses."""
 
 import ast
+import collections
 import re
 
 import keras
@@ -13,9 +14,11 @@ PUBLIC = {"_exit"}  # in `os`
 
 
 def private_hooks():
-    """Names with an underscore that the package uses or overrides and did not make, raw operations, private modules."""
-    used, defined = set(), NAMED_TUPLES | PUBLIC
+    """Returns names with an underscore that the package uses or overrides and did not make, raw operations, and private
+    modules, with the files that use them."""
+    users, defined = collections.defaultdict(set), NAMED_TUPLES | PUBLIC
     for path in PACKAGE.rglob("*.py"):
+        used = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute):
                 if isinstance(node.value, ast.Attribute) and node.value.attr == "raw_ops":
@@ -35,14 +38,22 @@ def private_hooks():
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 modules = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
                 used |= {name for name in modules if re.match(r"keras\.src|tensorflow\.python|tensorflow_text\.", name)}
-    return used - defined
+        for name in used:
+            users[name].add(path.relative_to(PACKAGE).as_posix())
+    return {name: files for name, files in users.items() if name not in defined}
 
 
 def test_the_private_hooks_are_listed():
     table = pages.read("CONTRIBUTING.md").split("Private hooks, and")[1]
-    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    listed = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
-    assert listed == private_hooks()
+    hooks, listed = private_hooks(), collections.defaultdict(tuple)
+    for line in table.splitlines():
+        if line.startswith("| `"):
+            names, files = (re.findall(r"`([^`]+)`", line.split("|")[column]) for column in (1, 3))
+            for name in names:
+                listed[name] += tuple(files)
+    assert listed.keys() == hooks.keys()
+    for name, files in hooks.items():
+        assert all(file.endswith(listed[name]) for file in files), f"{name}: {files}"
 
 
 def test_the_citation_is_of_this_version():

@@ -63,7 +63,7 @@ class Trainer:
     To resume a stopped or killed run, call `fit` again, in any process. It ends with an uninterrupted run's weights.
 
     Attributes:
-        path: Directory of the run; see `Run`.
+        path: Directory of the run, which `Run` describes.
         config: Configuration of the model.
         corpus: Training, dev and test set. With learned positions, pairs longer than `config.max_length` are skipped.
         recipe: Settings of the training.
