@@ -136,27 +136,29 @@ def _candidates(
     """
     beam_size = state.rows.options["beam_size"]
     B, K = size(logits, 0), size(logits, 1)
-    # Select the best tokens per beam, then the best of those. A log-softmax over the vocabulary and a sort over the
-    # logits of all beams would take longer than the rest of the step.
-    per_beam = least(2 * K, size(logits, -1))
     possible = logits if may_follow is None else ops.where(may_follow, logits, NEG_INF)
-    possible = restricted(
-        possible, Prefixes(ops.split(state.tokens.ids, 2, axis=1)[1], state.position, end_id), state.rows.options
-    )
-    top_logits, top_tokens = top_k(possible, per_beam)  # [B, K, P]
+    prefixes = Prefixes(ops.split(state.tokens.ids, 2, axis=1)[1], state.position, end_id)
+    possible = restricted(possible, prefixes, state.rows.options)
+
+    # 1. The P best tokens of each beam. A log-softmax over the vocabulary and a sort over the logits of all beams would
+    # take longer than the rest of the step.
+    P = least(2 * K, size(logits, -1))
+    top_logits, top_tokens = top_k(possible, P)  # [B, K, P]
     token_log_probs = top_logits - log_sum_exp(logits, top_tokens[:, :, :1], possible is logits)
     log_probs = ops.expand_dims(state.alive_log_probs, 2) + token_log_probs  # [B, K, P]
+
+    # 2. The 2K best of all beams. In `flat`, index i is token i % P of beam i // P.
     # Sums of two masked values stay at NEG_INF, or they would fall at each step.
-    flat = ops.reshape(ops.maximum(log_probs, NEG_INF), [B, K * per_beam])
-    missing = greatest(2 * K - K * per_beam, 0)  # above 0 only for a vocabulary of one token
+    flat = ops.reshape(ops.maximum(log_probs, NEG_INF), [B, K * P])
+    missing = greatest(2 * K - K * P, 0)  # above 0 only for a vocabulary of one token
     flat = ops.pad(flat, [[0, 0], [0, missing]], constant_values=NEG_INF)
     log_probs, chosen = sorted_top_k(flat, 2 * K)
     log_probs = ops.where(_first(2 * beam_size, 2 * K), log_probs, NEG_INF)
-    chosen = ops.minimum(chosen, K * per_beam - 1)
-    parents = chosen // per_beam  # [B, 2K], the beams that the candidates extend
+    chosen = ops.minimum(chosen, K * P - 1)
+    parents = chosen // P  # [B, 2K], the beams that the candidates extend
 
     def gathered(part: Tensor) -> Any:
-        return gather(ops.reshape(part, [B, K * per_beam]), chosen, batch_dims=1)
+        return gather(ops.reshape(part, [B, K * P]), chosen, batch_dims=1)
 
     new_tokens = Symbols(gathered(top_tokens))
     if attended is not None:
