@@ -73,7 +73,8 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
         (folder / "batching_params.pbtxt").write_text("".join(f"{line}\n" for line in lines))
         extra = folder / "assets.extra"
         extra.mkdir()
-        description = export.metadata | ({"config": export.config} if export.config else {})
+        # Copied, since TensorFlow wraps the dicts of a `tf.Module`, which Python 3.13 does not take for dicts in JSON.
+        description = {**export.metadata} | ({"config": {**export.config}} if export.config else {})
         (extra / "tf_transformer.json").write_text(json.dumps(description, indent=2) + "\n")
         (extra / "tokenizer.model").write_bytes(export.tokenizer_model)
         with tf.io.TFRecordWriter(str(extra / "tf_serving_warmup_requests")) as file:
