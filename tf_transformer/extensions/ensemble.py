@@ -19,18 +19,16 @@ class Ensemble(keras.Model):
     attention weights hold the heads of the first model, then those of the second, and so on. It cannot be trained.
 
     Args:
-        models: Built `Transformer`s of one configuration and one dtype, for one tokenizer.
+        models: `Transformer`s of one configuration and one dtype, for one tokenizer.
 
     Raises:
         BadInput: If `models` is empty, or they differ.
 
     Examples:
         >>> config = tt.TransformerConfig(num_layers=1, d_model=32, d_ff=64, num_heads=4, vocab_size=500)
-        >>> models = [tt.Transformer(config), tt.Transformer(config)]
-        >>> for model in models:
-        ...     model.build()
+        >>> ensemble = tt.Ensemble([tt.Transformer(config), tt.Transformer(config)])
         >>> source, target = keras.ops.array([[5, 6, 7, 2]]), keras.ops.array([[1, 8, 9]])
-        >>> keras.ops.shape(tt.Ensemble(models)((source, target)))
+        >>> keras.ops.shape(ensemble((source, target)))
         (1, 3, 500)
     """
 
@@ -40,6 +38,9 @@ class Ensemble(keras.Model):
             raise BadInput(f"expected models of one configuration and one dtype, got {got or 'none'}")
         super().__init__(dtype=models[0].dtype_policy, **kwargs)
         self.autocast = False  # ids that arrive as floats keep their value
+        for model in models:
+            if not model.built:  # Keras builds a model when it is called, and not its methods
+                model.build()
         self.models = list(models)
         self.config = models[0].config
         self.built = True
