@@ -246,5 +246,5 @@ def plain_type(kind: Any) -> Any:
 
 def documentation(kind: type) -> dict[str, str]:
     """Returns the first sentence of each field in a dataclass's docstring, for help texts."""
-    entries = re.findall(r"^ {8}(\w+): (.+(?:\n {9,}.+)*)", kind.__doc__ or "", re.MULTILINE)
+    entries = re.findall(r"^ {4}(\w+): (.+(?:\n {5,}.+)*)", inspect.getdoc(kind) or "", re.MULTILINE)
     return {name: re.split(r"\.(?= [A-Z`]|$)", " ".join(text.split()))[0] for name, text in entries}
