@@ -169,6 +169,8 @@ MUCH = ["a little text", "and some more"] * 20
         ([], 500, "bpe", "expected sentences to learn a vocabulary from, got none"),
         (["text"], 100, "bpe", "expected at least 261 .* got 100"),
         (["text"], 500, "words", "kind: expected 'bpe' or 'unigram', got 'words'"),
+        (MUCH, 262, "bpe", r"expected at least \d+ for this text, got 262"),
+        (MUCH, 262, "unigram", r"expected at least \d+ for this text, got 262"),
         (MUCH, 9000, "bpe", r"expected at most \d+ for this text, got 9000"),
         (MUCH, 9000, "unigram", r"expected at most \d+ for this text, got 9000"),
     ],

@@ -217,8 +217,9 @@ class Tokenizer:
             if failures:
                 raise failures[0] from None
             message = f"cannot learn a vocabulary of {vocab_size} from this text: {str(error).strip().splitlines()[-1]}"
-            if most := re.search(r"value <= (\d+)", str(error)):
-                message = f"vocab_size: expected at most {most[1]} for this text, got {vocab_size}"
+            if limit := re.search(r"(vs|value <=) (\d+)", str(error)):
+                bound = "least" if limit[1] == "vs" else "most"
+                message = f"vocab_size: expected at {bound} {limit[2]} for this text, got {vocab_size}"
             elif "sentences_.empty()" in str(error):
                 message = "expected sentences to learn a vocabulary from, got none"
             raise BadInput(message) from error
@@ -227,8 +228,7 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
         """Reads a SentencePiece model file."""
-        path = user_path(path)
-        if not path.is_file():
+        if not (path := user_path(path)).is_file():
             raise FileNotFoundError(f"tokenizer: expected a SentencePiece model file, found none at {path}")
         try:
             return cls(read_bytes(path))
