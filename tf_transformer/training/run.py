@@ -110,9 +110,9 @@ class Run:
         return True
 
     def _check_same(self, before: dict[str, Any], now: dict[str, Any]) -> None:
-        if differences := _differences(before, now):
+        if changes := differences(before, now):
             raise BadInput(
-                f"{self.path} holds a run of another configuration: {'; '.join(differences)}; "
+                f"{self.path} holds a run of another configuration: {'; '.join(changes)}; "
                 f"give {self.way_out}, or the same options as before"
             )
 
@@ -410,9 +410,9 @@ def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name != "version"} | {"recipe": recipe}
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    # By name and with both values, so that the message shows what to change back.
-    differences, names = [], dict.fromkeys([*before, *now])
+def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """Returns what differs between two settings, with names and both values, so that a user can change them back."""
+    changes, names = [], dict.fromkeys([*before, *now])
     if {"sha256"} <= before.keys() & now.keys():
         # A training set with a checksum may be moved or renamed.
         del names["sha256"]
@@ -421,16 +421,16 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
             values = now.get("train"), before["sha256"], now["sha256"]
             columns = (value if isinstance(value, list) else [value] for value in values)
             files = [str(file) for file, old, new in zip(*columns, strict=False) if file and old != new]
-            differences.append("the training set has changed" + (f": {', '.join(files)}" if files else ""))
+            changes.append("the training set has changed" + (f": {', '.join(files)}" if files else ""))
     for name in names:
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            differences += _differences(old, new, f"{prefix}{name}.")
+            changes += differences(old, new, f"{prefix}{name}.")
         elif name == "dev" and old != new:
-            differences.append("the dev set has changed")
+            changes.append("the dev set has changed")
         elif old != new and (old or new):  # an option missing from another version counts as off
             # Rates as people write them, unless that hides the difference: Keras has all digits of a float32.
             short = [json.dumps(float(str(np.float32(x))) if isinstance(x, float) else x) for x in (old, new)]
             was, is_now = short if short[0] != short[1] else (json.dumps(old), json.dumps(new))
-            differences.append(f"{prefix}{name} was {was}, now {is_now}")
-    return differences
+            changes.append(f"{prefix}{name} was {was}, now {is_now}")
+    return changes

@@ -174,14 +174,14 @@ def test_another_worker_may_write_the_same_shard(written):
 
 def test_a_folder_is_of_one_corpus_tokenizer_and_filters(corpus, other, written, tmp_path):
     pairs, tokenizer = corpus
-    for change, options, name in (
-        ((pairs, other), {}, "tokenizer"),
-        ((pairs[:-1], tokenizer), {}, "corpus"),
-        (([pairs[1], pairs[0], *pairs[2:]], tokenizer), {}, "corpus"),  # of the same size
-        (corpus, {"max_length": 99}, "max_length"),
-        (corpus, {"filters": tt.Filters(duplicates=True)}, "filters"),
+    for change, options, difference in (
+        ((pairs, other), {}, "tokenizer was .*, now .*"),
+        ((pairs[:-1], tokenizer), {}, "the training set has changed; corpus.pairs was .*, now .*"),
+        (([pairs[1], pairs[0], *pairs[2:]], tokenizer), {}, "the training set has changed"),  # of the same size
+        (corpus, {"max_length": 99}, "max_length was .*, now 99"),
+        (corpus, {"filters": tt.Filters(duplicates=True)}, "filters.duplicates was null, now true"),
     ):
-        with pytest.raises(tt.BadInput, match=f"holds records of another {name}: .*, not .*"):
+        with pytest.raises(tt.BadInput, match=f"holds other records: {difference}. Pass another folder"):
             write(change, tmp_path, **options)
     manifest = json.loads((written.folder / "records.json").read_text())
     for content, message in (

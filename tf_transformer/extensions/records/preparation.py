@@ -39,6 +39,7 @@ from tf_transformer.data.sources import (
 from tf_transformer.extensions.records.records import check_shard
 from tf_transformer.models.families import load_tokenizer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
+from tf_transformer.training.run import differences
 from tf_transformer.utils.files import locked, user_path, write_json
 from tf_transformer.utils.reading import read_json
 from tf_transformer.utils.terminal import say
@@ -269,11 +270,9 @@ class Preparation:
         manifest |= {"corpus": corpus, "shard_lines": parts[0].count, "filters": self.filters.chosen()}
         with self.locked():
             if (file := self.folder / "records.json").exists():
-                stored = read_json(file)
-                for name, value in manifest.items():
-                    if stored.get(name) != value:
-                        got = f"holds records of another {name}: {stored.get(name)}, not {value}. Pass another folder."
-                        raise BadInput(f"{self.folder}: {got}")
+                stored = {name: value for name, value in read_json(file).items() if name in manifest}
+                if changed := differences(stored, manifest):
+                    raise BadInput(f"{self.folder} holds other records: {'; '.join(changed)}. Pass another folder.")
             else:
                 for unfinished in self.folder.glob("shard-*"):
                     shutil.rmtree(unfinished)
