@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,6 +29,8 @@ HERE = "here"  # the device of --dry-run without a value
 CONFIG_OPTIONS = ("vocab_size", "dropout", "num_layers", "num_decoder_layers")
 EXPORTS = ("extra_length", "max_source_length")  # search options of `tf-transformer export`, not of training
 METAVARS = {int: "N", float: "X", str: "WORD"}
+CORPUS_NEEDS = {"skip_bad_lines": ("train", "directions"), "languages": ("tfds",), "tfds_dir": ("tfds",)}
+CORPUS_NEEDS |= {"temperature": ("directions",)}
 COLUMNS = "LANGUAGE LANGUAGE SOURCE TARGET [DEV_SOURCE DEV_TARGET] [WEIGHT]"  # in a file of --directions
 
 
@@ -75,7 +77,7 @@ def add_corpus_options(add: Callable[..., Any]) -> None:
     add("--skip-bad-lines", action="store_true", help="skip empty, over-long and invalid lines")
     add("--filter", nargs="+", default=[], metavar="NAME", help="training pairs to drop: duplicates, identical")
     add("--tfds", metavar="NAME", help="TensorFlow Datasets corpus instead of --train, such as wmt14_translate/de-en")
-    add("--languages", nargs=2, default=["en", "de"], metavar="XX", help="source and target language of --tfds (en de)")
+    add("--languages", nargs=2, metavar="XX", help="source and target language of --tfds (en de)")
     add("--tfds-dir", metavar="DIR", help="data directory of TensorFlow Datasets (its default)")
     add("--directions", metavar="FILE", help="train on several language pairs, one per line (docs/guides/languages.md)")
     temperature = "sample these language pairs in proportion to size to the power of 1/T (1)"
@@ -83,6 +85,14 @@ def add_corpus_options(add: Callable[..., Any]) -> None:
     add_languages(add)
     tokenizer = "use this tokenizer.model, such as a run's, instead of training one"
     add("--tokenizer", type=as_path, dest="tokenizer_file", metavar="FILE", help=tokenizer)
+
+
+def check_needs(parser: argparse.ArgumentParser, args: argparse.Namespace, needs: Mapping[str, Sequence[str]]) -> None:
+    """Exits with an error if an option has a value, and none of the options that it needs has one."""
+    for name, others in needs.items():
+        if getattr(args, name, None) not in (None, False) and not any(getattr(args, other) for other in others):
+            option, *needed = (f"--{word.replace('_', '-')}" for word in (name, *others))
+            parser.error(f"{option}: expected {' or '.join(needed)} as well")
 
 
 def opened(args: argparse.Namespace, check: bool) -> tuple[Any, Any, Any, Any]:
@@ -95,8 +105,6 @@ def opened(args: argparse.Namespace, check: bool) -> tuple[Any, Any, Any, Any]:
     languages = chosen(vars(args), LANGUAGES)
     if languages and not (args.start or args.tokenizer_file):
         raise BadInput("--source-language and --target-language: expected --from MODEL, a multilingual model")
-    if args.temperature is not None and not args.directions:
-        raise BadInput("--temperature: expected --directions as well")
     from tf_transformer.models.families import load_tokenizer
 
     start = tt.Translator.from_pretrained(args.start, **languages) if args.start else None

@@ -10,7 +10,7 @@ from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS
 from tf_transformer.utils.files import write_text
 from tf_transformer.utils.type_names import MetricName
 
-from .command import add_call_options, answered, as_path, chosen, engine, of_calls, options, positive, run_program
+from .command import add_call_options, answered, as_path, check_needs, engine, of_calls, options, positive, run_program
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -33,8 +33,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("expected --translations or --model")
     if args.model and not args.source:
         parser.error("--model: expected --source as well")
-    if not args.model and (names := [*chosen(vars(args), (*SEARCH_OPTIONS, *LANGUAGES))]):
-        parser.error(f"--{names[0].replace('_', '-')}: expected --model as well")
+    check_needs(parser, args, dict.fromkeys(("source", *SEARCH_OPTIONS, *LANGUAGES), ("model",)))
     if args.output and len(args.model) != 1:
         parser.error(f"--output: expected one --model, got {len(args.model)}")
     if args.output and not args.output.parent.is_dir():

@@ -9,7 +9,7 @@ from pathlib import Path
 import tf_transformer as tt
 from tf_transformer.extensions.parsing import evalb, treebank
 
-from .command import add_search_options, add_training_options, load_backend, options, run_program
+from .command import add_search_options, add_training_options, check_needs, load_backend, options, run_program
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--test", nargs="+", metavar="FILE", help="test set to score the result on (the dev set)")
     add("--wsj", metavar="DIR", help="directory of wsj_NNNN.mrg: sections 2-21 to train, 22 as dev, 23 as test set")
     add("--extra", nargs="+", metavar="FILE", help="additional training trees, made by a parser")
-    add("--extra-ratio", type=float, default=1.0, metavar="R", help="number of --extra trees per --train tree (1.0)")
+    add("--extra-ratio", type=float, metavar="R", help="number of --extra trees per --train tree (1.0)")
     add("--no-tags", dest="tags", action="store_false", help="learn XX for every word instead of its tag")
     add_training_options(parser)
     # A tree's words determine its minimum length, and the search is exact.
@@ -34,6 +34,8 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--train: expected --dev FILE as well")
     if args.wsj and (args.dev or args.test):
         parser.error("--wsj: cannot be combined with --dev or --test, which are sections 22 and 23")
+    check_needs(parser, args, {"extra_ratio": ("extra",)})
+    args.extra_ratio = 1.0 if args.extra_ratio is None else args.extra_ratio
     if args.extra_ratio <= 0:
         parser.error(f"--extra-ratio: expected a number above 0, got {args.extra_ratio}")
     began = time.perf_counter()

@@ -41,10 +41,7 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     option = "--from" if args.start else "--tokenizer"
     if (args.start or args.tokenizer_file) and (args.vocab_size or args.tokenizer):
         parser.error(f"{option}: cannot be combined with --vocab-size or --vocab-kind")
-    if args.skip_bad_lines and not (args.train or args.directions):
-        parser.error("--skip-bad-lines: expected --train or --directions as well")
-    if args.columns and not args.parquet:
-        parser.error("--columns: expected --parquet as well")
+    command.check_needs(parser, args, command.CORPUS_NEEDS | {"columns": ("parquet",)})
     check_options(args.workers, args.runner, beams)
     return args, beams
 
@@ -77,6 +74,7 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str], tokenizer: An
         tokenizer = load_tokenizer(folder / "tokenizer.model")
         if args.vocab_size not in (None, tokenizer.vocab_size):
             raise tt.BadInput(f"--vocab-size: expected {tokenizer.vocab_size}, that of {folder}; got {args.vocab_size}")
+        print(f"{count:,} pairs, with the tokenizer that {folder} has", flush=True)
     if not tokenizer:
         size = args.vocab_size or 37_000
         print(f"{count:,} pairs, training a tokenizer of {size:,} tokens", flush=True)
@@ -114,7 +112,7 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str], tokenizer: An
 def source_of(args: argparse.Namespace) -> Any:
     """Returns the source of the pairs."""
     if args.tfds:
-        return tt.sources.TfdsSource(args.tfds, "train", tuple(args.languages), args.tfds_dir)
+        return tt.sources.TfdsSource(args.tfds, "train", tuple(args.languages or ("en", "de")), args.tfds_dir)
     if args.parquet:
         columns = tuple(args.columns or ("source", "target"))
         return tt.sources.ParquetSource(str(user_path(args.parquet).absolute()), columns)

@@ -42,8 +42,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     if args.directions and args.test:
         parser.error("--test: cannot be combined with --directions. The dev sets are scored.")
     has_pairs = args.train or (args.directions and not args.prepared)
-    if args.tfds and args.dev:
-        parser.error("--dev: cannot be combined with --tfds, which has a dev set")
+    if args.tfds and (args.dev or args.test):
+        parser.error("--dev and --test: cannot be combined with --tfds, which has both")
     if (args.train or args.prepared) and not (args.dev or args.tfds or args.directions):
         parser.error(f"--dev: expected SOURCE TARGET, {'or --tfds' if args.prepared else 'or a share such as 0.02'}")
     share = command.number_in(args.dev[0]) if args.dev and has_pairs and len(args.dev) == 1 else ""
@@ -57,6 +57,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     if args.prepared and (vocabulary or args.skip_bad_lines or args.filter):
         names = "--vocab-size, --vocab-kind, --tokenizer, --skip-bad-lines or --filter"
         parser.error(f"--prepared: cannot be combined with {names}. Pass them to tf-transformer prepare.")
+    command.check_needs(parser, args, command.CORPUS_NEEDS)
     args.preset = args.preset or "tiny"
     return args
 
@@ -110,7 +111,7 @@ def corpus_of(
         if not (dev := dev or dev_directions):
             raise tt.BadInput("--directions: expected dev files in a line, or a share such as --dev 0.02; got neither")
         return tt.Corpus(records or directions, dev, filters=filters)
-    tfds = tt.TfdsCorpus(args.tfds, tuple(args.languages), args.tfds_dir) if args.tfds else None
+    tfds = tt.TfdsCorpus(args.tfds, tuple(args.languages or ("en", "de")), args.tfds_dir) if args.tfds else None
     if records and tfds:
         return tt.Corpus(records, tfds.dev, tfds.test, tfds.languages)
     if records:

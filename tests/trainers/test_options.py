@@ -17,7 +17,7 @@ from tf_transformer.data.corpus import languages_of
 from tf_transformer.inference.engine import Engine, Hypothesis, TranslationResult
 from tf_transformer.serving import formats
 from tf_transformer.utils.terminal import Progress
-from trainers import attention, evaluate, export, prepare, translate, translation
+from trainers import attention, evaluate, export, parsing, prepare, translate, translation
 from trainers.__main__ import PROGRAMS
 from trainers.command import answered, run_program
 
@@ -50,6 +50,8 @@ def test_a_bad_line_leaves_no_run(text, tmp_path, capsys):
         (["--base", ".", "--name", "README.md"], "README.md: expected a folder to write models to"),
         (["--preset", "parsing_small"], "for translation; got 'parsing_small'"),
         (["--beam-size", "0"], "beam_size: expected 1 to 1024, got 0"),
+        (["--languages", "en", "fr"], "--languages: expected --tfds as well"),
+        (["--tfds-dir", "."], "--tfds-dir: expected --tfds as well"),
         (["--warmup", "7"], "unrecognized arguments: --warmup 7"),
     ],
 )
@@ -138,6 +140,8 @@ def test_languages_are_the_ends_of_the_files_names(train, expected):
         (["--from", os.devnull], "expected a SavedModel, a run or a checkpoint, found a file, no folder"),
         (["--from", M2M100, "--train", "nowhere.en", "nowhere.de"], "target_language: expected one of 100 languages, "),
         (["--vocab-size", "90000"], "for this text, got 90000"),
+        (["--columns", "en", "de"], "--columns: expected --parquet as well"),
+        (["--languages", "en", "fr"], "--languages: expected --tfds as well"),
         (["--vocab-size", "300", "--max", "3"], "unrecognized arguments: --max 3"),
         (["--vocab-size", "300", "--to", "README.md"], "folder: expected one for the records, found a file at "),
         (["--vocab-size", "300", "--to", "tests"], "tests: expected records or an empty folder, found "),
@@ -198,6 +202,14 @@ def test_bad_options_of_other_programs(text, tmp_path, capsys):
     assert not (tmp_path / "models").exists()
     unequal = ["--translations", text / "dev.en", "--reference", text / "train.de"]
     assert "expected the same number of lines in both files, got 23" in fails(evaluate, unequal, capsys)
+    ignored = "--source: expected --model as well"
+    assert ignored in fails(evaluate, [*unequal, "--source", text / "dev.en"], capsys)
+    trees = ["--train", "trees", "--dev", "trees", "--extra-ratio", "2"]
+    assert "--extra-ratio: expected --extra as well" in fails(parsing, trees, capsys)
+    scored = ["--prepared", tmp_path, "--tfds", "wmt14_translate/de-en", "--test", "a", "b"]
+    assert "--dev and --test: cannot be combined with --tfds" in fails(translation, scored, capsys)
+    tfds = ["--tfds", "wmt14_translate/de-en", "--skip-bad-lines"]
+    assert "--skip-bad-lines: expected --train or --directions as well" in fails(translation, tfds, capsys)
     assert "invalid choice: 'ter'" in fails(evaluate, [*unequal, "--metric", "ter"], capsys)
 
 
