@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import random
+import signal
 from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -112,6 +113,14 @@ def one_process_of_checks(request, monkeypatch):
 
     if "whole_checks" not in request.fixturenames and not request.node.get_closest_marker("slow"):
         monkeypatch.setattr(check, "_run", without_python)
+
+
+@pytest.fixture
+def ctrl_c():
+    """Python handles Ctrl-C like in a terminal. Programs that a script starts with & ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import tf_transformer as tt
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
@@ -266,11 +266,18 @@ def run_program(main: Callable[[], None]) -> None:
     A program whose reader has gone, such as `head`, ends quietly. Both streams take every character. SIGTERM and SIGHUP
     raise, so that no half-written file is left.
     """
+    received = list[int]()
+
+    def stop(number: int, _: object = None) -> NoReturn:
+        received.append(number)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)  # the shell's status for it
+
     # One of several workers must end at once: to clean up, it would wait for the others.
     handles = "TF_CONFIG" not in os.environ and threading.current_thread() is threading.main_thread()
-    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)) if handles else ():  # not on Windows
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, lambda number, _: sys.exit(128 + number))  # the shell's status for it
+    numbers = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # not on Windows
+    for number in numbers if handles else ():
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, stop)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         # A closed stream (`<&-`) is replaced, so that the next file does not take its number.
         if getattr(sys, name) is None:
@@ -283,6 +290,11 @@ def run_program(main: Callable[[], None]) -> None:
     try:
         try:
             main()
+        except (SystemError, RuntimeError):
+            # TensorFlow's C++ code turns the exceptions of `stop` into these.
+            if not received:
+                raise
+            stop(received[0])
         finally:
             try:
                 sys.stdout.flush()

@@ -79,6 +79,16 @@ def test_a_program_s_end_does_not_wait_for_tensorflow():
     assert program(at_exit + stopped) == (143, b"False\n", line)
 
 
+@pytest.mark.parametrize(
+    ("number", "errors"), [(15, ""), (2, "\nstopped; start it again with the same options to resume\n")]
+)
+def test_a_signal_while_c_code_runs_has_no_traceback(number, errors, ctrl_c):
+    """While TensorFlow traces a function, its C++ code can turn the exception of a signal into another."""
+    signal = f"__import__('signal').raise_signal({number})"
+    replaced = f"try: {signal}\n    except BaseException: raise SystemError('C++') from None"
+    assert program(replaced) == (128 + number, b"", errors)
+
+
 @pytest.mark.parametrize(("number", "status", "errors"), [(15, 143, ""), (2, 130, ""), (0, 1, "saved step 7\n")])
 def test_an_interrupted_script_exits_with_its_status(number, status, errors):
     script = (

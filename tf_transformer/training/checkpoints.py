@@ -227,7 +227,7 @@ class Checkpoints(keras.callbacks.Callback):
             for number in before:
                 signal.signal(number, stop)
             yield
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemError, RuntimeError):  # TensorFlow's C++ turns the first into the others
             if not (self.told_to_stop and self._scoring):
                 raise
             self.on_epoch_end(self.epoch, self._logs)
