@@ -379,9 +379,16 @@ def test_fit_weighs_tokens_as_keras_does(axes, num_microbatches):
         np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("axes", ["BT", "B"])
+@pytest.mark.parametrize("shape", [(B + 1,), (B, T - 1), (B, T, V)])
+def test_weights_of_a_wrong_shape_are_an_error(shape):
+    for weighted in (SmoothedCrossEntropy(), TokenAccuracy()):
+        with pytest.raises(BadInput, match=rf"^sample_weight: expected shape \({B},\) or \({B}, {T}\), got "):
+            weighted(TARGETS, normal(B, T, V), sample_weight=np.abs(normal(*shape)))
+
+
+@pytest.mark.parametrize("axes", ["BT", "B", "B1", "BT1"])
 def test_metrics_weigh_tokens(axes):
-    logits, weights = normal(B, T, V), np.abs(normal(B, T) if axes == "BT" else normal(B))
+    logits, weights = normal(B, T, V), np.abs(normal(*({"B": B, "T": T, "1": 1}[axis] for axis in axes)))
     of_tokens = np.broadcast_to(weights.reshape(B, -1), (B, T)) * (TARGETS > 0)
     log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     nats = -np.take_along_axis(log_probs, TARGETS[..., np.newaxis], -1)[..., 0]

@@ -230,11 +230,10 @@ def _weighted(counted: Tensor, sample_weight: Tensor) -> Any:
     if sample_weight is None:
         return counted
     sample_weight = ops.cast(sample_weight, "float32")
-    if len(sample_weight.shape) > len(counted.shape):
-        sample_weight = ops.squeeze(sample_weight, -1)
-    elif len(sample_weight.shape) < len(counted.shape):
-        sample_weight = ops.expand_dims(sample_weight, -1)
-    return counted * sample_weight
+    shape, expected = tuple(sample_weight.shape), (*counted.shape, 1)
+    if any(None not in sizes and sizes[0] not in (1, sizes[1]) for sizes in zip(shape, expected, strict=False)):
+        raise BadInput(f"sample_weight: expected shape {expected[:1]} or {expected[:-1]}, got {shape}")
+    return counted * ops.reshape(sample_weight, (*ops.shape(sample_weight), 1)[: len(counted.shape)])
 
 
 class _TokenMean(keras.metrics.Metric):
