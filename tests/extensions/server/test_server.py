@@ -134,6 +134,7 @@ def test_what_the_program_refuses(tmp_path, capsys):
     for options, message in [
         (["--port", 70_000], "--port: expected 0 to 65535, got 70000"),
         (["--host", ""], "--host: expected an address, got ''"),
+        (["--host", "a..b"], "--host, --port: expected a free address of this machine, got a..b:5000"),
         (["--char-limit", 0], "--char-limit: expected a positive number, got 0"),
         (["--body-limit", -1], "--body-limit: expected a positive number, got -1"),
         (["--name", "a/b"], "--name: expected the name of a folder"),

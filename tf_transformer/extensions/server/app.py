@@ -133,10 +133,15 @@ class JSONErrorTask(ErrorTask):
 
 def listen(host: str, port: int) -> socket.socket:
     """Binds a port of an address or a name. IPv4 comes first. `::` means all addresses of both versions."""
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, *_, address = min(addresses, key=lambda each: each[0] != socket.AF_INET)
-    both = host == "::" and socket.has_dualstack_ipv6()
-    return socket.create_server(address[:2], family=family, dualstack_ipv6=both)
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, address = min(addresses, key=lambda each: each[0] != socket.AF_INET)
+        both = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(address[:2], family=family, dualstack_ipv6=both)
+    except (OSError, UnicodeError) as error:  # the latter if a part of a name is empty or too long
+        raise BadInput(
+            f"--host, --port: expected a free address of this machine, got {host}:{port} ({error})"
+        ) from error
 
 
 def http_server(flask: Flask, listening: socket.socket, limits: Limits) -> Any:
