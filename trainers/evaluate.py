@@ -3,6 +3,7 @@
 Paired bootstrap compares each translation with the first one.
 """
 
+import os
 from typing import get_args
 
 import tf_transformer as tt
@@ -36,8 +37,11 @@ def main(argv: list[str] | None = None) -> None:
     check_needs(parser, args, dict.fromkeys(("source", *SEARCH_OPTIONS, *LANGUAGES), ("model",)))
     if args.output and len(args.model) != 1:
         parser.error(f"--output: expected one --model, got {len(args.model)}")
-    if args.output and not args.output.parent.is_dir():
-        parser.error(f"--output: expected a file in a folder that exists, got {args.output}")
+    if args.output and (args.output.is_dir() or not os.access(args.output.parent, os.W_OK)):
+        parser.error(f"--output: expected a file in a writable folder, got {args.output}")
+    names = [*args.translations, *args.model]
+    if len({*names}) < len(names):
+        parser.error(f"--translations, --model: expected each name once, got {' '.join(names)}")
 
     def with_references(file: str) -> tuple[list[str], list[list[str]]]:
         """Reads a file's lines, and as many of each reference."""

@@ -184,8 +184,11 @@ def test_records_take_no_options_of_prepare(text, tmp_path, capsys):
 def test_bad_options_of_other_programs(text, tmp_path, capsys):
     nothing = ["--model", tmp_path, "--source", text / "dev.en", "--reference", text / "dev.de"]
     assert "found no config.json" in fails(evaluate, nothing, capsys)
-    lost = [*nothing, "--output", tmp_path / "no" / "where"]
-    assert "--output: expected a file in a folder that exists, got" in fails(evaluate, lost, capsys)
+    for lost in (tmp_path / "no" / "where", tmp_path):
+        message = f"--output: expected a file in a writable folder, got {lost}"
+        assert message in fails(evaluate, [*nothing, "--output", lost], capsys)
+    twice = ["--translations", "a", "b", "a", "--reference", "c"]
+    assert "--translations, --model: expected each name once, got a b a" in fails(evaluate, twice, capsys)
     assert "found no config.json" in fails(translate, [tmp_path, text / "dev.en"], capsys)
     name = ["--name", "m", "--base", tmp_path / "models"]
     assert "expected a run's folder, found no config.json" in fails(export, ["--run", tmp_path, *name], capsys)
