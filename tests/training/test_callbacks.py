@@ -59,17 +59,20 @@ def test_every_skipped_update_is_reported_once(capsys):
     assert ", 50\n" in printed and ", 100\n" in printed and ", 120\n" in printed
 
 
-def test_a_check_of_each_step_would_make_a_gpu_wait():
+@pytest.mark.parametrize(("steps_per_execution", "expected"), [(1, [0, 50, 100, 120]), (8, [0, 56, 112, 120])])
+def test_a_check_of_each_step_would_make_a_gpu_wait(steps_per_execution, expected):
     """So it reads the variables of the device every 50 steps, and at the end of an epoch."""
     looks = []
     watch = StopOnNonFinite(iter, first=0)
     values = types.SimpleNamespace(numpy=lambda: looks.append(watch.number) or 0, shape=(50,))
     watch.set_model(types.SimpleNamespace(not_finite=values, not_finite_steps=values, steps_made=values))
     watch.on_train_begin()
-    for batch in range(120):
+    for batch in range(120)[steps_per_execution - 1 :: steps_per_execution]:
         watch.on_train_batch_end(batch, {"loss": 5.0})
     watch.on_epoch_end(0, {"loss": 5.0})
-    assert looks == [0, 50, 100, 120]
+    assert looks == expected
+    watch.on_train_batch_end(steps_per_execution - 1, {"loss": 5.0})
+    assert watch.number == 120 + steps_per_execution
 
 
 def test_a_log_file_gets_plain_lines(tmp_path, capsys, monkeypatch):

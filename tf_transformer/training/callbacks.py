@@ -214,17 +214,19 @@ class StopOnNonFinite(keras.callbacks.Callback):
         # The model remembers that many steps.
         self.every = self.model.not_finite_steps.shape[0] if self.counts else 50
         self.seen = int(self.model.not_finite.numpy()) if self.counts else 0
-        self.unchecked = 0
+        self.unchecked = self.made = 0
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
-        self.number += 1
-        self.unchecked += 1
+        steps, self.made = batch + 1 - self.made, batch + 1  # several with Keras's steps_per_execution
+        self.number += steps
+        self.unchecked += steps
         self.loss = logs["loss"]  # a mean over the epoch so far
-        if self.unchecked == self.every:
+        if self.unchecked >= self.every:
             self.check()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         self.check()
+        self.made = 0
 
     def check(self) -> None:
         """Checks the steps since the last check.

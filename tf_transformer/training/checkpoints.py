@@ -319,8 +319,7 @@ class Checkpoints(keras.callbacks.Callback):
         self.before_saving()
         state |= self._counted() | ({"compiled": self._compiled} if self._compiled else {})
         self._use_averages(True)
-        if self._averaged:
-            state["averaged"] = True
+        state |= {"averaged": True} if self._averaged else {}
         self.run.save(self.model, self.step, seconds=self.seconds, **state)
         self._use_averages(False)
 
