@@ -58,19 +58,22 @@ def threads_of_a_worker(workers: int | None) -> int | None:
     return max(1, (os.cpu_count() or 1) // (workers or 1))
 
 
-def run_pipeline(runner: str, options: Sequence[str], build: Callable[[Any], object]) -> None:
-    """Runs the pipeline to which `build` adds transforms on one of Beam's runners, with options of a command line."""
+def pipeline_on(runner: str | None, options: Sequence[str]) -> Any:
+    """Returns an empty pipeline for one of Beam's runners, with options of a command line, or `None` without one.
+
+    Call it before any work, since it checks the options.
+    """
+    if not runner:
+        return None
     load_beam()
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
 
     try:
-        pipeline = beam.Pipeline(runner, PipelineOptions(list(options)))
+        return beam.Pipeline(runner, PipelineOptions(list(options)))
     except (ImportError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [""])[-1]
         raise BadInput(f"--runner: expected one of Beam's, with its options; {reason}") from error
-    with pipeline:
-        build(pipeline)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import tf_transformer as tt
 from tf_transformer.utils.files import user_path
 
 from . import command
-from .pipelines import add_pipeline_options, check_options, load_beam, processes, run_pipeline, split_options
+from .pipelines import add_pipeline_options, check_options, pipeline_on, processes, split_options
 
 
 def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -55,13 +55,12 @@ def main(argv: list[str] | None = None) -> None:
     if tokenizer:
         tokenizer.current_languages()  # raises an error if a multilingual model has no languages
     work = tt.Preparation(directions or source_of(args), args.to, filters)
-    if args.runner:
-        load_beam()
+    pipeline = pipeline_on(args.runner, beams)
     with work.locked():
-        prepare(args, work, beams, tokenizer)
+        prepare(args, work, pipeline, tokenizer)
 
 
-def prepare(args: argparse.Namespace, work: Any, beams: list[str], tokenizer: Any) -> None:
+def prepare(args: argparse.Namespace, work: Any, pipeline: Any, tokenizer: Any) -> None:
     """Trains a tokenizer, unless there is one, and runs a `Preparation`: in a pipeline, in processes or in this one."""
     from tf_transformer.data.batches import Batches
     from tf_transformer.extensions.records.records import SHARD_LINES
@@ -91,8 +90,9 @@ def prepare(args: argparse.Namespace, work: Any, beams: list[str], tokenizer: An
     def report(shard: dict[str, Any]) -> None:
         print(f"  {shard['shard']}: {sum(shard['lengths']):,} pairs, {time.monotonic() - began:,.0f} s", flush=True)
 
-    if args.runner:
-        run_pipeline(args.runner, beams, lambda pipeline: pipeline | tt.beam.Prepare(work, parts, tokenizer))
+    if pipeline:
+        with pipeline:
+            _ = pipeline | tt.beam.Prepare(work, parts, tokenizer)
     elif (args.workers or 1) > 1:
         with processes(args.workers, folder / "log", progress) as each:
             work.run(parts, tokenizer, each)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tf_transformer as tt
 from tf_transformer.extensions.documents.document import FORMATS, decoded
@@ -148,7 +148,7 @@ def translate_files(args: argparse.Namespace, beams: list[str], ending: str) -> 
     method = tt.beam.TranslationSettings(str(model_folder(args.model).absolute()), **settings)
     ending += ".gz" if args.gzip else ""
     work = tt.beam.BulkJob(tuple(args.input), args.output, method, ending=ending, **chosen(vars(args), ("lines",)))
-    began = time.monotonic()
+    pipeline, began = pipelines.pipeline_on(args.runner, beams), time.monotonic()
     with work.opened() as shards:
         missing = [shard for shard in shards if not Path(shard.path).exists()]
 
@@ -156,13 +156,11 @@ def translate_files(args: argparse.Namespace, beams: list[str], ending: str) -> 
             done = sum(Path(shard.path).exists() for shard in missing)
             return f"{done:,} of {len(missing):,} files, {time.monotonic() - began:.0f} s"
 
-        def build(pipeline: Any) -> None:
+        if missing and pipeline:
             import apache_beam as beam
 
-            _ = pipeline | beam.Create(missing) | tt.beam.TranslateShards(method)
-
-        if missing and args.runner:
-            pipelines.run_pipeline(args.runner, beams, build)
+            with pipeline:
+                _ = pipeline | beam.Create(missing) | tt.beam.TranslateShards(method)
         elif missing:
             with pipelines.processes(args.workers or 1, work.folder / "log", progress) as each:
                 each(functools.partial(translate_shard, method), missing)

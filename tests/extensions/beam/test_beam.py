@@ -254,9 +254,9 @@ def test_wrong_files_and_options(tmp_path, saved, capsys):
     assert "b.gz: expected a whole gzip file, got a damaged one" in failure("--input", packed)
     assert "--workers: expected a positive number, got 0" in failure("--input", source, "--workers", 0)
     assert "--workers: expected none with --runner" in failure("--input", source, "--workers", 2, "--runner", "A")
-    assert "--runner: expected one of Beam's, with its options; Unexpected" in failure(
-        "--input", source, "--runner", "A"
-    )
+    no_runner = [saved, "--input", source, "--output", tmp_path / "new", "--runner", "A"]
+    assert "--runner: expected one of Beam's, with its options; Unexpected" in fails(translate, no_runner, capsys)
+    assert not list(tmp_path.glob("new*"))
     assert "--: expected --runner before Beam's options" in fails(
         translate, [saved, "--input", source, "--output", tmp_path / "part", "--", "--a"], capsys
     )
