@@ -23,7 +23,7 @@ from tf_transformer.training.recipe import CHANGEABLE, Recipe
 from tf_transformer.utils.files import checksum, flush, locked, user_path, write_json, write_text
 from tf_transformer.utils.reading import check_file, check_h5, check_kinds, made_of, read_json, reading, with_new_names
 from tf_transformer.utils.terminal import say
-from tf_transformer.utils.values import Count, Natural, checked
+from tf_transformer.utils.values import Count, Natural, checked, differences
 
 VERSION = 1  # format of config.json
 RENAMED = {"WarmupSchedule": optimizer.RENAMED, "SmoothedCrossEntropy": losses.RENAMED}
@@ -408,29 +408,3 @@ def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings that may not change when a run is resumed."""
     recipe = {name: value for name, value in settings.get("recipe", {}).items() if name not in CHANGEABLE}
     return {name: value for name, value in settings.items() if name != "version"} | {"recipe": recipe}
-
-
-def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """Returns what differs between two settings, with names and both values, so that a user can change them back."""
-    changes, names = [], dict.fromkeys([*before, *now])
-    if {"sha256"} <= before.keys() & now.keys():
-        # A training set with a checksum may be moved or renamed.
-        del names["sha256"]
-        names.pop("train", None)
-        if before["sha256"] != now["sha256"]:
-            values = now.get("train"), before["sha256"], now["sha256"]
-            columns = (value if isinstance(value, list) else [value] for value in values)
-            files = [str(file) for file, old, new in zip(*columns, strict=False) if file and old != new]
-            changes.append("the training set has changed" + (f": {', '.join(files)}" if files else ""))
-    for name in names:
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            changes += differences(old, new, f"{prefix}{name}.")
-        elif name == "dev" and old != new:
-            changes.append("the dev set has changed")
-        elif old != new and (old or new):  # an option missing from another version counts as off
-            # Rates as people write them, unless that hides the difference: Keras has all digits of a float32.
-            short = [json.dumps(float(str(np.float32(x))) if isinstance(x, float) else x) for x in (old, new)]
-            was, is_now = short if short[0] != short[1] else (json.dumps(old), json.dumps(new))
-            changes.append(f"{prefix}{name} was {was}, now {is_now}")
-    return changes

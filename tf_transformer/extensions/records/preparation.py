@@ -39,11 +39,10 @@ from tf_transformer.data.sources import (
 from tf_transformer.extensions.records.records import check_shard
 from tf_transformer.models.families import load_tokenizer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
-from tf_transformer.training.run import differences
 from tf_transformer.utils.files import locked, user_path, write_json
 from tf_transformer.utils.reading import read_json
 from tf_transformer.utils.terminal import say
-from tf_transformer.utils.values import Count, check_fields, checked
+from tf_transformer.utils.values import Count, check_fields, checked, differences
 
 # Names of files that a stopped program may leave in the directory.
 LEFTOVERS = re.compile(r"\.lock|unpacked|log|tokenizer\.model|records\.json|(\.export-)?shard-\d{5,}(-\w+)?|.*\.tmp")
