@@ -34,10 +34,9 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--train: expected --dev FILE as well")
     if args.wsj and (args.dev or args.test):
         parser.error("--wsj: cannot be combined with --dev or --test, which are sections 22 and 23")
-    check_needs(parser, args, {"extra_ratio": ("extra",)})
-    args.extra_ratio = 1.0 if args.extra_ratio is None else args.extra_ratio
-    if args.extra_ratio <= 0:
+    if args.extra_ratio is not None and args.extra_ratio <= 0:
         parser.error(f"--extra-ratio: expected a number above 0, got {args.extra_ratio}")
+    check_needs(parser, args, {"extra_ratio": ("extra",)})
     began = time.perf_counter()
     print("loading Keras ...", flush=True)
     on_tensorflow = load_backend() == "tensorflow"
@@ -56,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
     folder = args.run or Path("runs") / args.preset
     root = publishing.export_folder(vars(args), folder, strategy)
     train, dev, test = wsj(args.wsj) if args.wsj else (args.train, args.dev, args.test)
-    corpus = tt.TreebankCorpus(train, dev, test, args.tags, args.extra or (), args.extra_ratio)
+    corpus = tt.TreebankCorpus(train, dev, test, args.tags, args.extra or (), args.extra_ratio or 1.0)
     gold, trees = treebank.read_trees(train), treebank.read_trees(test or dev)
 
     trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy)
