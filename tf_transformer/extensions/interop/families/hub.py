@@ -73,15 +73,13 @@ def origin_of(name: str | os.PathLike[str], folder: Path) -> dict[str, str]:
     metadata = {"origin": path.resolve().name if path.is_dir() else os.fspath(name)}
     if folder.parent.name == "snapshots":  # the hub's cache
         metadata["commit"] = folder.name
-    head: Any = {}
+    head: dict[str, Any] = {}
     # YAML between the first two lines "---" of README.md.
     if match := re.match(rb"---[ \t\r]*\n(.*?)^---\s*?$", readme_of(folder), re.DOTALL | re.MULTILINE):
         yaml = import_extra("yaml", "hub", f"{folder / 'README.md'}: reading it")
         # It is written by hand. A mistake there must not keep the model from loading.
         with contextlib.suppress(ValueError):
-            # As strings: "no" is Norwegian, not False.
             head = parse_yaml(yaml, match[1].decode(errors="replace").encode())
-    head = head if isinstance(head, dict) else {}
     languages = head.get("language") or []
     if languages := [languages] if isinstance(languages, str) else languages:
         metadata["languages"] = ", ".join(map(str, languages))
@@ -104,23 +102,25 @@ def readme_of(folder: Path) -> bytes:
         return readme.read(HEAD_BYTES)
 
 
-def parse_yaml(yaml: Any, text: bytes) -> Any:
-    """Parses untrusted YAML with the module `yaml`, PyYAML's. All scalars are strings, "null" and "yes" included.
-
-    Ten lines of aliases can stand for gigabytes, so aliases raise `ValueError`, like text that is not YAML.
-    """
+def parse_yaml(yaml: Any, text: bytes) -> dict[str, Any]:
+    """Parses an untrusted mapping in YAML with the module `yaml`, PyYAML's. Raises `ValueError` for anything else."""
+    # It makes all scalars strings, since "no" is Norwegian and not False.
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
         depth = 0
         for event in yaml.parse(text, loader):
+            # Ten lines of aliases can stand for gigabytes.
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError("expected YAML without aliases")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MOST_NESTED:
                 raise ValueError(f"expected YAML nested at most {MOST_NESTED} deep")
-        return yaml.load(text, Loader=loader)  # nosec: makes only strings, lists and mappings
+        mapping = yaml.load(text, Loader=loader)  # nosec: makes only strings, lists and mappings
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
+    if not isinstance(mapping, dict):
+        raise ValueError(type(mapping).__name__)
+    return mapping
 
 
 def _is_checkpoint(path: str) -> bool:

@@ -13,9 +13,10 @@ import numpy as np
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.interop.families.hub import WEIGHTS
 from tf_transformer.models.transformer import Transformer
-from tf_transformer.utils.lazy import import_extra
+from tf_transformer.utils.lazy import import_extra, lazily
 from tf_transformer.utils.reading import check_archive, check_file, check_h5, read_json, reading
 
+tf = lazily("tensorflow", "a model on TensorFlow")
 # Each tensor is read when it is used, so that a large model is in memory once, not twice.
 Readers = dict[str, Callable[[], np.ndarray]]
 ROWS_AT_ONCE = 4_096  # number of rows of an embedding table
@@ -155,29 +156,17 @@ class Assignment:
         for name in others:
             if not np.array_equal(self.take(name), table):
                 raise BadInput(f"{name}: expected the values of {first}, got others")
-        starts = range(0, len(rows), ROWS_AT_ONCE)
-        blocks = (np.asarray(table[rows[start : start + ROWS_AT_ONCE]], "float32") for start in starts)
-        if not _assign_in_place(variable, blocks):
-            variable.assign(np.concatenate(list(blocks)))
-
-
-def _assign_in_place(variable: keras.Variable, blocks: Iterator[np.ndarray]) -> bool:
-    """Assigns blocks of rows without another copy of the table. Returns False if the backend cannot."""
-    if keras.backend.backend() != "tensorflow":
-        return False
-    import tensorflow as tf
-
-    if isinstance(variable.value, tf.distribute.DistributedValues):
-        return False
-    start = 0
-    for block in blocks:
-        stop = start + len(block)
-        # `variable.value[start:stop].assign(block)` would read the variable first, and so copy it.
-        tf.raw_ops.ResourceStridedSliceAssign(
-            ref=variable.value.handle, begin=[start], end=[stop], strides=[1], value=block
-        )
-        start = stop
-    return True
+        # A copy in our order of ids would be a second table in memory. Only TensorFlow assigns rows in place, and only
+        # to a variable on one device.
+        if keras.backend.backend() != "tensorflow" or isinstance(variable.value, tf.distribute.DistributedValues):
+            variable.assign(np.asarray(table[rows], "float32"))
+            return
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            block = np.asarray(table[rows[start : start + ROWS_AT_ONCE]], "float32")
+            # `variable.value[start:stop].assign(block)` would read the variable first, and so copy it.
+            tf.raw_ops.ResourceStridedSliceAssign(
+                ref=variable.value.handle, begin=[start], end=[start + len(block)], strides=[1], value=block
+            )
 
 
 def tensors_of(model: Transformer) -> dict[str, np.ndarray]:

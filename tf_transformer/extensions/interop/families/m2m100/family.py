@@ -82,7 +82,7 @@ class M2M100Checkpoint(Checkpoint):
         the tokens of sentencepiece.bpe.model, the languages, the mask. Languages follow all other tokens. The
         tokenizer's files may set other ids, and add languages and tokens.
         """
-        size, (file, ids, language_tokens) = self.size("vocab_size"), self._numbered()
+        size, (file, ids, language_tokens) = self.size("vocab_size"), self._file_of_vocabulary()
         more = {token: len(ids) + i for i, token in enumerate(language_tokens.values())}
         more |= self.added_ids(file, ids)
         first = {name: self.settings[name] for name in CONTROL_IDS} | {"<unk>": ids.get("<unk>")}
@@ -106,7 +106,7 @@ class M2M100Checkpoint(Checkpoint):
         spaced = {token: file.name == PIECES and self.added[token].is_spaced for token in added}
         return Vocabulary(pieces, rows, languages, silent, spaced)
 
-    def _numbered(self) -> tuple[Path, dict[str, Any], dict[str, str]]:
+    def _file_of_vocabulary(self) -> tuple[Path, dict[str, Any], dict[str, str]]:
         """Returns the file of the vocabulary, its ids, and by code the tokens of languages and, as "", the mask.
 
         The latter have the next ids in this order, unless `added` has others.
@@ -135,21 +135,17 @@ class M2M100Checkpoint(Checkpoint):
             # SentencePiece's first three tokens are control tokens.
             pieces = [engine.id_to_piece(id) for id in range(3, engine.vocab_size())]
             ids = {piece: id for id, piece in enumerate([*SPECIAL, *pieces])}
-            stated = [*filter(LANGUAGE.fullmatch, self.added)]
-            language_tokens = self._languages(stated) | {code: code for code in stated}
+            published = NLLB.split()
+            stated, listed = ([*filter(LANGUAGE.fullmatch, tokens)] for tokens in (self.added, self.listed))
+            if unknown := [code for code in listed if code not in {*published, *stated}]:
+                expected = "expected a file that has the id of the language"
+                raise BadInput(f"{self.folder}: {expected} {unknown[0]}, found none")
+            language_tokens = {code: code for code in stated}
+            # The files state ids of no language, of additional ones, or of all.
+            if {*published}.isdisjoint(stated):
+                order = listed if listed and not stated else published
+                language_tokens = {code: code for code in order} | {"": "<mask>"} | language_tokens
         return file, ids, language_tokens
-
-    def _languages(self, stated: list[str]) -> dict[str, str]:
-        """Returns NLLB's languages that follow the tokens, in this order, and the mask.
-
-        The files have ids for `stated` codes: for none, additional ones, or all. For all it returns {}.
-        """
-        published, listed = NLLB.split(), [*filter(LANGUAGE.fullmatch, self.listed)]
-        if unknown := [code for code in listed if code not in {*published, *stated}]:
-            raise BadInput(f"{self.folder}: expected a file that has the id of the language {unknown[0]}, found none")
-        if {*published} & {*stated}:
-            return {}
-        return {code: code for code in (listed if listed and not stated else published)} | {"": "<mask>"}
 
     def archive(self) -> dict[str, Any]:
         pieces, _, languages, silent, _ = self.target
@@ -189,13 +185,13 @@ def write(translator: TextModel) -> Contents:
     languages = {code: new_ids[id] for code, id in tokenizer.description["ids"].items()}
     if target := tokenizer.description["target_language"]:
         search["forced_bos_token_id"] = languages[target]
-    tokens_config, vocabulary = _numbered(tokenizer, pieces, new_ids, languages)
+    tokens_config, vocabulary = _files_of_tokenizer(tokenizer, pieces, new_ids, languages)
     config = {"architectures": ["M2M100ForConditionalGeneration"], "model_type": "m2m_100", "vocab_size": len(rows)}
     files = settings_of(translator, config | control_ids, search | control_ids, tokens_config)
     return Contents(tensors | {TABLES[0]: table[rows]}, files | vocabulary | tokenizer.files)
 
 
-def _numbered(
+def _files_of_tokenizer(
     tokenizer: M2M100Tokenizer, pieces: list[str], new_ids: dict[int, int], languages: dict[str, int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns tokenizer_config.json and the file of the vocabulary, if any.

@@ -191,7 +191,8 @@ class NativeCheckpoint(MarianCheckpoint):
     def settings(self) -> dict[str, Any]:
         arrays = self.read(self.settings_file.name, read_npz, named_by=DECODER)
         with reading(self.settings_file, f"the options of a model of Marian in {OPTIONS}"):
-            options = _parsed(arrays[OPTIONS].tobytes().rstrip(b"\0"))
+            yaml = import_extra("yaml", "marian", "a model of Marian")
+            options = parse_yaml(yaml, arrays[OPTIONS].tobytes().rstrip(b"\0"))
             settings = {**DEFAULTS, **self.defaults, **_settings_of(options)}
         if NUMBER.fullmatch(str(self.decoder.get("beam-size"))):
             settings["num_beams"] = int(self.decoder["beam-size"])
@@ -286,14 +287,7 @@ def _read_vocabulary(file: Path) -> dict[str, Any]:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     with reading(file, "a mapping of YAML"):
-        return _parsed(read_bytes(file))
-
-
-def _parsed(text: bytes) -> dict[str, Any]:
-    mapping = parse_yaml(import_extra("yaml", "marian", "a model of Marian"), text)
-    if not isinstance(mapping, dict):
-        raise ValueError(type(mapping).__name__)
-    return mapping
+        return parse_yaml(import_extra("yaml", "marian", "a model of Marian"), read_bytes(file))
 
 
 def checkpoint_in(folder: str | os.PathLike[str]) -> MarianCheckpoint:
@@ -335,7 +329,7 @@ def write(translator: TextModel) -> Contents:
         ordinary = [*range(FIRST_ID, embedding.vocab_size)]
         rows = [EOS_ID, UNKNOWN_ID, *ordinary, BOS_ID] if source is None else [EOS_ID, UNKNOWN_ID, BOS_ID, *ordinary]
         tensors[name] = float32(embedding.embeddings)[rows]
-        vocabularies[file] = _numbered(tokens(range(embedding.vocab_size)), rows)
+        vocabularies[file] = _ids_by_token(tokens(range(embedding.vocab_size)), rows)
     padding = rows.index(BOS_ID)
     has_bias = model.embedding.use_bias
     bias = float32(model.embedding.logits_bias)[rows] if has_bias else np.zeros(len(rows), "float32")
@@ -369,7 +363,7 @@ def write(translator: TextModel) -> Contents:
     )
 
 
-def _numbered(pieces: Sequence[str], rows: list[int]) -> dict[str, int]:
+def _ids_by_token(pieces: Sequence[str], rows: list[int]) -> dict[str, int]:
     """Returns Marian's ids by token, without ids that have none."""
     padding = pieces[PAD_ID] or unused("<pad>", dict.fromkeys(pieces))
     controls, ids = {EOS_ID: "</s>", UNKNOWN_ID: "<unk>", BOS_ID: padding}, dict[str, int]()
