@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import keras
-import ml_dtypes  # a dependency of TensorFlow and Keras
+import ml_dtypes  # noqa: F401 (teaches NumPy bfloat16)
 import numpy as np
 from keras import ops
 
@@ -94,7 +94,7 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
 
     def array(x: Tensor) -> Any:
         # CTranslate2 quantizes in place, so this is a copy.
-        return np.array(ops.convert_to_numpy(x), ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        return np.array(ops.convert_to_numpy(x), dtype)
 
     spec.config.layer_norm_epsilon = layers[0].feed_forward_norm.norm.epsilon
     for layer_spec, layer in zip([*spec.encoder.layer, *spec.decoder.layer], layers, strict=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import keras
-import ml_dtypes  # a dependency of TensorFlow and Keras
+import ml_dtypes  # noqa: F401 (teaches NumPy bfloat16)
 import numpy as np
 
 from tf_transformer.config import BadInput
@@ -79,7 +79,7 @@ def save(
     whole = user_path(path).absolute()
     title = whole.parent.name if is_version(whole.name) else whole.name
     with new_folder(path) as folder:
-        stored = {name: np.ascontiguousarray(_as(tensor, dtype)) for name, tensor in tensors.items()}
+        stored = {name: np.ascontiguousarray(tensor, dtype) for name, tensor in tensors.items()}
         safetensors.save_file(stored, folder / WEIGHTS[0], {"format": "pt"})
         for file, content in files.items():
             if isinstance(content, bytes):
@@ -90,10 +90,6 @@ def save(
         if checked:
             say("checking that it can be read ...")
             _check(folder, translator, TOLERANCE[dtype])
-
-
-def _as(tensor: np.ndarray, dtype: str) -> np.ndarray:
-    return tensor.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
 def _check_settings(model: Any) -> None:

@@ -51,15 +51,21 @@ class ONNXFolder(Portable):
             raise BadInput(f"translator: expected weights of less than {limit} in float32 for ONNX, got {got}")
 
     def _converted(self, translator: TextModel, dtype: str, max_length: int) -> bytes:
-        from onnx import helper
-
-        model = _converted(graph_of_ids(translator, max_length))
+        model = _by_tf2onnx(graph_of_ids(translator, max_length))
         for simplify in (take_from_state, infer_sizes, take_from_steps, fuse_norms, share_constants):
             simplify(model.graph)
-        tables = _tables(model.graph)
+        # Embedding tables by name, each with the name of its copy for the softmax, or "".
+        matrices = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer if len(one.dims) == 2}
+        lookups = (node for part in graphs_in(model.graph) for node in part.node if node.op_type == "Gather")
+        tables = dict[str, str]()
+        for name in sorted({node.input[0] for node in lookups} & matrices.keys()):
+            table = matrices[name]
+            if table.dtype == np.float32:
+                same = (other for other, matrix in matrices.items() if other != name and np.array_equal(matrix.T, table))
+                tables[name] = next(same, "")
         if dtype == "int8":
             model = _quantized(model)
-        for table, weights in tables:
+        for table, weights in tables.items():
             if dtype == "int8":
                 store_integers(model.graph, table, weights)
             # A table [V, d] is stored once: onnxruntime transposes it to the softmax weights [d, V].
@@ -73,7 +79,7 @@ class ONNXFolder(Portable):
 save = ONNXFolder().save
 
 
-def _converted(function: Any) -> Any:
+def _by_tf2onnx(function: Any) -> Any:
     """Converts a traced function to an ONNX model by tf2onnx."""
     import tensorflow as tf
     from tf2onnx import optimizer, tf_loader, tfonnx
@@ -275,19 +281,6 @@ def _remove_unused(graph: Any) -> None:
             part.node.remove(node)
     for part in parts:
         _replace(part.initializer, [one for one in part.initializer if one.name in needed])
-
-
-def _tables(graph: Any) -> list[tuple[str, str]]:
-    """Returns the names of the embedding tables, each with that of its copy for the softmax, or ""."""
-    matrices = {one.name: numpy_helper.to_array(one) for one in graph.initializer if len(one.dims) == 2}
-    looked_up = {node.input[0] for part in graphs_in(graph) for node in part.node if node.op_type == "Gather"}
-    tables = []
-    for name in sorted(looked_up & matrices.keys()):
-        table = matrices[name]
-        if table.dtype == np.float32:
-            same = (other for other, matrix in matrices.items() if other != name and np.array_equal(matrix.T, table))
-            tables.append((name, next(same, "")))
-    return tables
 
 
 def store_integers(graph: Any, table: str, weights: str) -> None:
