@@ -8,7 +8,7 @@ import collections
 import copy
 import graphlib
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,10 @@ def _merge(function: Any) -> None:
     first: dict[Any, str] = {}  # computation → name of the first node that does it
     kept: dict[str, Any] = {}
     needed = []
-    for node in _sorted(function.node_def):
+    nodes = {node.name: node for node in function.node_def}
+    sources = {name: [*map(_producer, node.input)] for name, node in nodes.items()}
+    # Each after its inputs, some of which are arguments of the function.
+    for node in (nodes[name] for name in graphlib.TopologicalSorter(sources).static_order() if name in nodes):
         _set_inputs(node, same)
         _drop_notes(node)
         definition = op_def_registry.get(node.op)
@@ -79,9 +82,9 @@ def _merge(function: Any) -> None:
         if name in kept and name not in live:
             live.add(name)
             needed += map(_producer, kept[name].input)
-    nodes = [copy.deepcopy(node) for name, node in kept.items() if name in live]
+    remaining = [copy.deepcopy(node) for name, node in kept.items() if name in live]
     del function.node_def[:]
-    function.node_def.extend(nodes)
+    function.node_def.extend(remaining)
 
 
 def _rename(function: Any, inputs: Set[str]) -> None:
@@ -136,11 +139,3 @@ def _renamed(source: str, names: dict[str, str]) -> str:
 
 def _producer(source: str) -> str:
     return source.removeprefix("^").partition(":")[0]
-
-
-def _sorted(nodes: Iterable[Any]) -> list[Any]:
-    """Returns nodes, each after its inputs."""
-    by_name = {node.name: node for node in nodes}
-    sources = {name: [*map(_producer, node.input)] for name, node in by_name.items()}
-    # Arguments of the function are no nodes.
-    return [by_name[name] for name in graphlib.TopologicalSorter(sources).static_order() if name in by_name]

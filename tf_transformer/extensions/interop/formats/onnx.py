@@ -61,8 +61,8 @@ class ONNXFolder(Portable):
         for name in sorted({node.input[0] for node in lookups} & matrices.keys()):
             table = matrices[name]
             if table.dtype == np.float32:
-                same = (other for other, matrix in matrices.items() if other != name and np.array_equal(matrix.T, table))
-                tables[name] = next(same, "")
+                others = (other for other in matrices if other != name)
+                tables[name] = next((other for other in others if np.array_equal(matrices[other].T, table)), "")
         if dtype == "int8":
             model = _quantized(model)
         for table, weights in tables.items():
