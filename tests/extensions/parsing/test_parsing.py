@@ -199,7 +199,7 @@ def test_sources_are_those_of_training(parser):
 
 def test_the_graph_reads_like_python(parser):
     texts = [*TEXTS, "( -LRB- {}", "a\x85b\x7fc\u2028d", b"\xffa \xc3", "cat " * 50, "\u200b"]
-    texts += [". " * words for words in range(parser.most_pieces // 2, parser.most_pieces + 2)]  # around the limit
+    texts += [". " * words for words in range(parser.max_subwords // 2, parser.max_subwords + 2)]  # around the limit
     ours, graph = parser.read(texts), parser.read_in_graph(texts)
     assert [[word.encode() for word in row] for row in ours.words] == graph.words.to_list()
     for name in ("count", "ids", "length", "truncated"):

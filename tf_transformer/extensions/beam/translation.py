@@ -19,7 +19,7 @@ from tf_transformer.utils.files import encoded, user_path
 from tf_transformer.utils.values import Count, between, check_fields, checked, convert
 
 CHUNK = 1_024  # elements that are sorted by length together
-LEAST_BYTES = 64  # cost of a short text, since its translation also takes steps
+MIN_BYTES = 64  # cost of a short text, since its translation also takes steps
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Model:
             pairs = zip(texts, outputs, strict=True)
             return [TranslationResult(text, (Hypothesis(output, 0.0),), None, False) for text, output in pairs]
         replies, sizes = dict[int, TranslationResult](), [len(encoded(text)) for text in texts]
-        for rows in batches(sizes, self.method.batch_bytes, lambda rows, longest: rows * max(longest, LEAST_BYTES)):
+        for rows in batches(sizes, self.method.batch_bytes, lambda rows, longest: rows * max(longest, MIN_BYTES)):
             began = time.monotonic()
             batch = self._engine.replies([texts[i] for i in rows], self._n, **self.method.options)
             replies.update(zip(rows, batch, strict=True))

@@ -11,7 +11,7 @@ from tf_transformer.decoding.primitives import gather, size
 from tf_transformer.tokenizers.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
 from tf_transformer.utils.type_names import Tensor
 
-MOST_OPEN = 16  # opening brackets in a row; treebanks have 8
+MAX_OPEN = 16  # opening brackets in a row; treebanks have 8
 OTHER, WORD, LEAF, OPEN, CLOSE, END = range(6)  # kinds of ids
 
 
@@ -69,7 +69,7 @@ class Grammar:
             needed = 2 * total - words - leaves + depth + 2
             may = dict.fromkeys(range(6), ops.zeros_like(word_is_next)) | {  # below: one word, one closing bracket
                 LEAF: needs_tag,
-                OPEN: needs_tag & (opened < MOST_OPEN) & (needed <= room),
+                OPEN: needs_tag & (opened < MAX_OPEN) & (needed <= room),
                 END: (leaves == total) & (depth == 0),
             }
             may_follow = gather(ops.stack([may[kind] for kind in sorted(may)], axis=2), all_kinds, axis=2)

@@ -70,7 +70,7 @@ class Parser(Immutable, Engine):
         config = translator.model.config
         self.max_length: int = config.max_length if config.positions == "learned" else MOST
         # A word takes at least its first subword and its tag.
-        self.most_pieces = min(translator.max_source_length, (self.max_length - 1) // 2)
+        self.max_subwords = min(translator.max_source_length, (self.max_length - 1) // 2)
         tokens = self.tokenizer.control_tokens
         self.grammar = Grammar(tokens, self.tokenizer.vocab_size)
         written = [")" if name[0] == ")" else f" {name}" if name[0] == "(" else f" ({name} " for name in tokens]
@@ -185,18 +185,18 @@ class Parser(Immutable, Engine):
     def read(self, texts: Sequence[str | bytes]) -> ParserInput:
         """Reads texts into NumPy arrays, without words beyond max_source_length subwords."""
         words = list(map(split_words, texts))
-        heads = [row[: self.most_pieces] for row in words]  # a word has at least one subword
+        heads = [row[: self.max_subwords] for row in words]  # a word has at least one subword
         pieces = iter(self.tokenizer.encode([treebank.with_brackets(word) for head in heads for word in head]))
         rows, firsts, lengths, counts = [], [], [], []
         for head in heads:
             ids_by_word = [next(pieces) for _ in head]
             ends = np.cumsum([max(len(ids), 1) for ids in ids_by_word], dtype=np.int32)
-            count = int(np.searchsorted(ends, self.most_pieces, side="right"))
+            count = int(np.searchsorted(ends, self.max_subwords, side="right"))
             rows.append([*(id for ids in ids_by_word[:count] for id in ids), EOS_ID])
             firsts.append([ids[0] if ids else UNKNOWN_ID for ids in ids_by_word[:count]])
             lengths.append(ends[count - 1] if count else 0)
             counts.append(count)
-        width = width_of(rows, self.most_pieces + 1)
+        width = width_of(rows, self.max_subwords + 1)
         return ParserInput(
             words=words,
             count=np.array(counts, np.int32),
@@ -242,7 +242,7 @@ class Parser(Immutable, Engine):
         firsts = pieces.with_values(tf.concat([by_word, unknown], axis=1)[:, :1].flat_values)
         sizes = tf.maximum(tf.cast(by_word.row_lengths(), tf.int32), 1)
         before = tf.gather(tf.concat([[0], tf.cumsum(sizes)], axis=0), words.row_splits)[:-1]
-        fits = words.with_flat_values(tf.cumsum(sizes)) - before[:, tf.newaxis] <= self.most_pieces
+        fits = words.with_flat_values(tf.cumsum(sizes)) - before[:, tf.newaxis] <= self.max_subwords
         count = tf.reduce_sum(tf.cast(fits, tf.int32), axis=1)
         ids = tf.ragged.boolean_mask(pieces, fits).merge_dims(1, 2)
         return ParserInput(

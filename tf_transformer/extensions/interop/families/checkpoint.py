@@ -113,7 +113,7 @@ class Checkpoint:
             self._contents[name] = parse(self.folder / name)
         return self._contents[name]
 
-    def said(self, name: str) -> dict[str, Any]:
+    def read_optional(self, name: str) -> dict[str, Any]:
         """Returns the object in a JSON file, or {} if the file does not exist."""
         return self.read(name) if (self.folder / name).is_file() else {}
 
@@ -214,7 +214,7 @@ class Checkpoint:
 
     def options(self) -> dict[str, Any]:
         """Returns options of the search that mean the same here: beam_size, at most a request's, and max_length."""
-        settings = self.settings | self.said("generation_config.json")
+        settings = self.settings | self.read_optional("generation_config.json")
         # `transformers` also counts the tokens that start a target.
         first = 1 + self.tokenizer_kind.num_language_tokens
         stated = {"beam_size": (settings.get("num_beams"), 0), "max_length": (settings.get("max_length"), first)}
@@ -256,11 +256,11 @@ class Checkpoint:
     @functools.cached_property
     def added(self) -> dict[str, Added]:
         """Tokens that tokenizer_config.json, tokenizer.json and added_tokens.json list, if they exist."""
-        special, tokens, file = set(self.listed), dict[str, Added](), self.said("tokenizer.json")
-        # Before a special token, a normalizer of `transformers` 4 strips whitespace, and one of 5 does not.
+        special, tokens, file = set(self.listed), dict[str, Added](), self.read_optional("tokenizer.json")
+        # Before a special token, a normalizer of `transformers` 4 strips white space, and one of 5 does not.
         strips = not file or "'Strip'" in str(file.get("normalizer"))
         for name in ("tokenizer_config.json", "tokenizer.json", "added_tokens.json"):
-            values = self.said(name)
+            values = self.read_optional(name)
             with reading(self.folder / name, "the added tokens of a tokenizer"):
                 listed, decoder = values.get("added_tokens") or [], values.get("added_tokens_decoder") or {}
                 if name == "added_tokens.json":
@@ -295,7 +295,7 @@ class Checkpoint:
 
         Those in `controls` are control tokens or languages. Those with a role, such as "mask_token", are as well.
         """
-        settings = self.said("special_tokens_map.json") | self.said("tokenizer_config.json")
+        settings = self.read_optional("special_tokens_map.json") | self.read_optional("tokenizer_config.json")
         roles = [settings.get(f"{role}_token") for role in ROLES]
         others = {*controls, "", *(role.get("content") if isinstance(role, dict) else str(role) for role in roles)}
         if lost := [token for token in self.listed if token not in names and token not in others]:
@@ -311,7 +311,7 @@ class Checkpoint:
         """Special tokens that tokenizer_config.json lists, or else special_tokens_map.json."""
         for file in ("tokenizer_config.json", "special_tokens_map.json"):
             for name in ("additional_special_tokens", "extra_special_tokens"):
-                tokens = self.said(file).get(name)
+                tokens = self.read_optional(file).get(name)
                 if isinstance(tokens, list) and tokens:
                     tokens = [token.get("content") if isinstance(token, dict) else token for token in tokens]
                     return [token for token in tokens if isinstance(token, str)]

@@ -19,7 +19,7 @@ from tf_transformer.utils.reading import read_json
 INDEX = "model.safetensors.index.json"  # names the files of sharded weights
 WEIGHTS = ("model.safetensors", INDEX, "tf_model.h5", "pytorch_model.bin")  # One of them is enough.
 PATTERNS = ("*.json", "*.spm", "*.bpe.model", "README.md")
-MOST_NESTED = 50  # depth of collections in YAML
+MAX_DEPTH = 50  # depth of collections in YAML
 HEAD_BYTES = 2**16  # The YAML at the start of README.md is shorter.
 
 
@@ -113,8 +113,8 @@ def parse_yaml(yaml: Any, text: bytes) -> dict[str, Any]:
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError("expected YAML without aliases")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MOST_NESTED:
-                raise ValueError(f"expected YAML nested at most {MOST_NESTED} deep")
+            if depth > MAX_DEPTH:
+                raise ValueError(f"expected YAML nested at most {MAX_DEPTH} deep")
         mapping = yaml.load(text, Loader=loader)  # nosec: makes only strings, lists and mappings
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error

@@ -31,7 +31,7 @@ from tf_transformer.utils.values import checked
 
 Quantization = Literal["int8", "int16", "float16", "bfloat16"]
 QUANTIZATIONS = get_args(Quantization)
-RULED_OUT = -1e4  # a logit that is finite in 16 bits
+NEG_INF = -1e4  # a logit that is finite in 16 bits
 MAX_POSITIONS = 2048  # CTranslate2 reads sources of at most 1,024 tokens by default.
 
 
@@ -117,7 +117,7 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
     spec.decoder.projection.weight = table
     if embedding.use_bias:
         bias = array(embedding.logits_bias)
-        bias[: getattr(model, "controls", 0)] = RULED_OUT
+        bias[: getattr(model, "controls", 0)] = NEG_INF
         spec.decoder.projection.bias = bias
     rows = embedding.max_length if embedding.positions == "learned" else MAX_POSITIONS
     positions = array(embedding.encoding(np.arange(rows)))

@@ -34,7 +34,7 @@ NORMS: tuple[Any, ...] = (
 # The optimizers of tf2onnx that the passes here need. All took seven times as long, and onnxruntime has others.
 OPTIMIZERS = ("ConstFoldOptimizer", "IdentityOptimizer", "MergeDuplicatedNodesOptimizer")
 OPSET = 17  # onnxruntime 1.12 or later
-MOST = 2**31  # protobuf's maximum size in bytes, for a graph with weights in float32
+MAX_BYTES = 2**31  # protobuf's maximum size in bytes, for a graph with weights in float32
 
 
 class ONNXFolder(Portable):
@@ -46,8 +46,8 @@ class ONNXFolder(Portable):
         for module in ("tf2onnx", "onnxruntime"):
             import_extra(module, "onnx", "an export to ONNX")
         size = 4 * sum(math.prod(weight.shape) for weight in translator.model.weights)
-        if size >= MOST:
-            limit, got = (f"{number / 2**30:.2f} GiB" for number in (MOST, size))
+        if size >= MAX_BYTES:
+            limit, got = (f"{number / 2**30:.2f} GiB" for number in (MAX_BYTES, size))
             raise BadInput(f"translator: expected weights of less than {limit} in float32 for ONNX, got {got}")
 
     def _converted(self, translator: TextModel, dtype: str, max_length: int) -> bytes:

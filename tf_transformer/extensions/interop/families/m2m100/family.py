@@ -111,7 +111,7 @@ class M2M100Checkpoint(Checkpoint):
 
         The latter have the next ids in this order, unless `added` has others.
         """
-        settings, file = self.said("tokenizer_config.json"), self.folder / "tokenizer_config.json"
+        settings, file = self.read_optional("tokenizer_config.json"), self.folder / "tokenizer_config.json"
         check_kinds(settings, {"language_codes": str})
         if (kind := settings.get("tokenizer_class")) not in TOKENIZERS:
             supported = ", ".join(map(str, TOKENIZERS[1:]))
@@ -151,7 +151,7 @@ class M2M100Checkpoint(Checkpoint):
         pieces, _, languages, silent, _ = self.target
         description: dict[str, Any] = {"ids": languages, "silent": silent}
         for name, setting in (("source_language", "src_lang"), ("target_language", "tgt_lang")):
-            code = self.said("tokenizer_config.json").get(setting)
+            code = self.read_optional("tokenizer_config.json").get(setting)
             description[name] = code if isinstance(code, str) and code else None
         return {PIECES: self.sentencepiece(PIECES), VOCABULARY: pieces, IDS: description}
 

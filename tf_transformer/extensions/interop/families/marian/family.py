@@ -154,7 +154,7 @@ class MarianCheckpoint(Checkpoint):
         """Returns the file of a side's vocabulary, and its ids by token."""
         name = "vocab.json"
         if side == "target" and not self.shared:
-            settings = self.said("tokenizer_config.json")
+            settings = self.read_optional("tokenizer_config.json")
             if settings.get("separate_vocabs", (self.folder / "target_vocab.json").is_file()):
                 name = "target_vocab.json"
         return self.folder / name, self.read(name)
@@ -173,7 +173,7 @@ class NativeCheckpoint(MarianCheckpoint):
         """Contents of decoder.yml."""
         return self.read(DECODER, _read_yaml)
 
-    def named(self, key: str) -> list[str]:
+    def file_names(self, key: str) -> list[str]:
         """Returns names of files in decoder.yml, without the directories of the training machine."""
         names = self.decoder.get(key)
         return [str(name).rsplit("/", 1)[-1] for name in (names if isinstance(names, list) else [names])]
@@ -181,7 +181,7 @@ class NativeCheckpoint(MarianCheckpoint):
     @functools.cached_property
     def settings_file(self) -> Path:
         """File of the weights, which includes the options."""
-        names = self.named("models")
+        names = self.file_names("models")
         if len(names) != 1 or not names[0].endswith(".npz"):
             expected = "expected one file .npz, since neither ensembles nor quantized weights (.bin) are read"
             raise BadInput(f"{self.folder / DECODER}: models: {expected}, got {', '.join(names)}")
@@ -199,7 +199,7 @@ class NativeCheckpoint(MarianCheckpoint):
         return settings
 
     def ids(self, side: str) -> tuple[Path, dict[str, Any]]:
-        names, where = self.named("vocabs"), f"{self.folder / DECODER}: vocabs"
+        names, where = self.file_names("vocabs"), f"{self.folder / DECODER}: vocabs"
         if len(names) != 2:
             raise BadInput(f"{where}: expected two, for source and target, got {', '.join(names)}")
         if self.shared and names[0] != names[1]:
