@@ -31,7 +31,9 @@ class Prepare(beam.PTransform):
         self._parts = parts
 
     def expand(self, pipeline: Any) -> Any:
-        work, parts = self._preparation, pipeline | beam.Create(self._parts) | "Spread" >> beam.Reshuffle()
+        # Beam would otherwise fuse the steps, and run all parts on the worker that creates them.
+        parts = pipeline | beam.Create(self._parts) | "Spread" >> beam.Reshuffle()
+        work = self._preparation
         if not work.filters.duplicates:
             shards = parts | "Write" >> beam.Map(work.write)
         else:

@@ -165,6 +165,7 @@ class TranslateShards(beam.PTransform[Any, Any]):
         self._handler = Handler(method, 1, lambda model, shards: [_translated(model, shard) for shard in shards])
 
     def expand(self, shards: Any) -> Any:
+        # Without a reshuffle, Beam fuses this step with the one that creates the shards, on one worker.
         return shards | beam.Reshuffle() | RunInference(self._handler)
 
 

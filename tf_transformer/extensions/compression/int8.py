@@ -150,6 +150,7 @@ def _onednn_product(integers: Tensor, matrix: Tensor, largest: Tensor, transpose
     import tensorflow as tf
     from tensorflow.python.framework import op_def_library
 
+    # `apply_op` only adds to graphs.
     if tf.executing_eagerly():
         return tf.function(_onednn_product, autograph=False)(integers, matrix, largest, transposed)
     largest = tf.convert_to_tensor(largest)  # Read the variable once.

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+# NumPy imports it on first use, which crashes once TensorFlow's libraries are loaded.
 import numpy.random
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -266,6 +268,7 @@ def _array_of(c: _Library, pointer: Any) -> np.ndarray:
 
 def _tensor_of(c: _Library, proto: bytes) -> np.ndarray:
     """Returns the values of a serialized `TensorProto`."""
+    # `TF_TensorFromProto` overwrites a tensor, here one bool.
     buffer, tensor = c.TF_NewBufferFromString(proto, len(proto)), c.TF_AllocateTensor(10, (c_int64 * 0)(), 0, 1)
     try:
         c.call("TF_TensorFromProto", buffer, tensor)

@@ -11,7 +11,8 @@ from tf_transformer.decoding.primitives import gather, size
 from tf_transformer.tokenizers.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
 from tf_transformer.utils.type_names import Tensor
 
-MAX_OPEN = 16  # opening brackets in a row; treebanks have 8
+# Opening brackets in a row. Treebanks have 8, and a search could otherwise open them until it only has room to close.
+MAX_OPEN = 16
 OTHER, WORD, LEAF, OPEN, CLOSE, END = range(6)  # kinds of ids
 
 
@@ -52,6 +53,7 @@ class Grammar:
         firsts = ops.pad(firsts, ((0, 0), (0, 1)))
 
         def allowed(ids: Tensor, position: Tensor, row: Tensor) -> Any:
+            # Counted anew from all ids, since the search copies and reorders its hypotheses between steps.
             kinds = gather(all_kinds, ids)  # [B, K, L]; OTHER from `position` on
             opens = kinds == OPEN
             depths = ops.cumsum(_count(opens) - _count(kinds == CLOSE), axis=2)

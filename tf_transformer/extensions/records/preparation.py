@@ -46,8 +46,10 @@ from tf_transformer.utils.values import Count, check_fields, checked, difference
 
 # Names of files that a stopped program may leave in the directory.
 LEFTOVERS = re.compile(r"\.lock|unpacked|log|tokenizer\.model|records\.json|(\.export-)?shard-\d{5,}(-\w+)?|.*\.tmp")
-HELD = ContextVar[frozenset[Path]]("HELD", default=frozenset())  # directories that this thread has locked
+# Folders that this thread has locked, so that `run` may call `begin`. Other threads must wait.
+HELD = ContextVar[frozenset[Path]]("HELD", default=frozenset())
 BUCKET_PAIRS = 4_000_000  # pairs whose hashes are compared at a time, in 100 MB of memory
+# A hash of 128 bits is two integers, since NumPy has none so large.
 _HASHED = np.dtype([("high", "u8"), ("low", "u8"), ("shard", "u4"), ("index", "u4")])  # 24 bytes per pair
 
 

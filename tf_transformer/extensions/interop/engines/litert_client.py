@@ -246,7 +246,8 @@ class LiteRTTranslator(_Translator):
         # `Interpreter` raises for a file that would end the process in `CompiledModel`.
         Interpreter(model_path=file)
         _end_quietly()
-        # All signatures share one packed copy of the weights, where the system allows it.
+        # All signatures share one packed copy of the weights, where the system allows it. Those of an `Interpreter`
+        # have a copy each.
         cpu = CpuOptions(num_threads=threads, xnnpack_weight_cache_path=":memory" * (sys.platform == "linux"))
         model = CompiledModel.from_file(file, options=Options(HardwareAccelerator.CPU, cpu))
         return [_Signature(model, name) for name in model.get_signature_list()]

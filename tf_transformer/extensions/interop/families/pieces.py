@@ -67,6 +67,7 @@ class PieceTable:
         self._op = Once(self._resources)
 
     def _resources(self) -> "tf.Module":
+        # A graph that is traced now must not own what others use too.
         with tf.init_scope():
             op = tf.Module()
             ids = tf.lookup.KeyValueTensorInitializer([*self.ids], [*self.ids.values()], tf.string, tf.int32)
@@ -94,13 +95,14 @@ class PieceTable:
         added = one_of(self.tokens)
         spaced = one_of(token for token, ids in self.tokens.items() if len(ids) > 1)
         # No text in UTF-8 has the byte 0xff.
-        rows = tf.strings.split(tf.strings.regex_replace(texts, f"({added})", b"\xff\\1\xff"), b"\xff")
-        parts = rows.flat_values
+        rows = tf.strings.split(tf.strings.regex_replace(texts, f"({added})", b"\xff\\1\xff"), b"\xff")  # [B, None]
+        parts = rows.flat_values  # [P]
         is_added = tf.strings.regex_full_match(parts, added)
         after_space = tf.concat([[False], tf.strings.regex_full_match(parts, f"(?s:.*){END_SPACE}")[:-1]], axis=0)
+        # An added token becomes itself, perhaps after a space. SentencePiece splits the other parts.
         is_used = tf.stack([after_space & tf.strings.regex_full_match(parts, spaced), is_added], axis=1)
         tokens = tf.ragged.boolean_mask(tf.stack([tf.fill(tf.shape(parts), SPACE), parts], axis=1), is_used)
-        pieces = tf.concat([tokens, self.split_in_graph(tf.where(is_added, "", parts))], axis=1)
+        pieces = tf.concat([tokens, self.split_in_graph(tf.where(is_added, "", parts))], axis=1)  # [P, None]
         return self.op.table.lookup(rows.with_values(pieces).merge_dims(1, 2))
 
     def split(self, texts: list[str]) -> list[list[str]]:

@@ -36,6 +36,7 @@ def _save_portable(
     module.save(model, path, dtype, checked=checked, **(limits | options))
 
 
+# A program lists all formats in its help, so a format's module is imported when it saves.
 _ROUNDED, _PORTABLE = ("float32", "int8"), frozenset({"metadata", "check", "max_length"})
 LITERT = Format(
     "litert", "a folder for LiteRT", "litert", _ROUNDED, _PORTABLE, functools.partial(_save_portable, _litert)

@@ -147,6 +147,8 @@ def take_from_state(graph: Any) -> None:
         used = {name for node in graph.node if node is not loop for name in node.input}
         used |= {output.name for output in graph.output}
         state, origins = [], {}
+        # A loop's inputs, and the body's, are two scalars and the state. The body's outputs are the condition and the
+        # state, and the loop's outputs the state.
         for k, name in enumerate(loop.input[2:]):
             before, after = body.input[2 + k].name, body.output[1 + k].name
             if inside.get(after, after) == before and loop.output[k] not in used:
@@ -171,6 +173,7 @@ def infer_sizes(graph: Any) -> None:
     for part in graphs_in(graph):
         producers = {name: node for node in part.node for name in node.output}
         for node in [node for node in part.node if node.op_type == "Reshape"]:
+            # TensorFlow packs the sizes, and tf2onnx makes of it a Concat, perhaps with a Cast.
             shape = producers.get(node.input[1])
             if shape is not None and shape.op_type == "Cast":
                 shape = producers.get(shape.input[0])
@@ -324,6 +327,6 @@ def _quantized(model: Any) -> Any:
             op_types_to_quantize=["MatMul", "Gemm"],
             per_channel=True,
             weight_type=QuantType.QInt8,
-            extra_options={"EnableSubgraph": True},
+            extra_options={"EnableSubgraph": True},  # the loop's body
         )
         return onnx.load(path)

@@ -83,6 +83,7 @@ class M2M100Checkpoint(Checkpoint):
         tokenizer's files may set other ids, and add languages and tokens.
         """
         size, (file, ids, language_tokens) = self.size("vocab_size"), self._file_of_vocabulary()
+        # Languages have the ids after the vocabulary's, unless a file states others.
         more = {token: len(ids) + i for i, token in enumerate(language_tokens.values())}
         more |= self.added_ids(file, ids)
         first = {name: self.settings[name] for name in CONTROL_IDS} | {"<unk>": ids.get("<unk>")}
@@ -92,6 +93,7 @@ class M2M100Checkpoint(Checkpoint):
         # A start token that is no other token becomes our BOS only.
         if start not in {*ids.values(), *(names[token] for token in language_tokens.values())}:
             rows = [id for i, id in enumerate(rows) if i < len(CONTROL_TOKENS) or id != start]
+        # Our padding and BOS are not the checkpoint's, whose names must stay unique.
         pieces = [unused(name, names) for name in CONTROL_TOKENS[:2]]
         # fairseq has these names for unused ids.
         pieces += [by_id[id] if id in by_id else f"madeupword{next(number)}" for id in rows[2:]]
@@ -167,6 +169,7 @@ def write(translator: TextModel) -> Contents:
     if not isinstance(tokenizer, M2M100Tokenizer):
         raise BadInput(f"tokenizer: expected one of {M2M100Tokenizer.kind}, as its models have it, got {tokenizer!r}")
     pieces = tokenizer.tokens(range(tokenizer.vocab_size))
+    # Our first ordinary tokens are the checkpoint's BOS and padding.
     rows = [FIRST_ID, FIRST_ID + 1, EOS_ID, UNKNOWN_ID, *range(FIRST_ID + 2, len(pieces))]
     new_ids = {id: row for row, id in enumerate(rows)}
     if tuple(pieces[id] for id in rows[: len(SPECIAL)]) != SPECIAL or model.config.first_position != 2:

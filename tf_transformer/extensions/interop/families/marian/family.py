@@ -259,9 +259,10 @@ def _settings_of(options: dict[str, Any]) -> dict[str, Any]:
     return {
         "model_type": "marian",
         "share_encoder_decoder_embeddings": shared,
+        # One more token than Marian has, for padding and BOS. Marian starts a target with zeros instead.
         "vocab_size": source_size + 1,
         "decoder_vocab_size": size + 1,
-        "pad_token_id": size,  # Marian starts a target with zeros instead.
+        "pad_token_id": size,
         "d_model": number("dim-emb"),
         "encoder_layers": number("enc-depth"),
         "decoder_layers": number("dec-depth"),
