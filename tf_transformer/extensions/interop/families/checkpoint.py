@@ -232,13 +232,13 @@ class Checkpoint:
             raise BadInput(f"{self.settings_file}: {name}: expected a number up to {most:,}, got {str(size)[:99]!r}")
         return size
 
-    def _rows(
-        self, file: Path, ids: dict[str, Any], more: dict[str, Any], first: dict[str, Any], size: int, extra: int
-    ) -> list[int]:
-        """Returns the checkpoint's ids by ours, after checking that no two tokens share one.
+    def check_ids(
+        self, file: Path, ids: dict[str, Any], more: dict[str, Any], first: dict[str, Any], size: int
+    ) -> None:
+        """Checks that all ids are below `size`, and that no two tokens share one.
 
         `ids` are those in the vocabulary's `file`, and `more` those of other tokens. `first` has the ids of padding,
-        BOS, EOS and unknown token, by the setting or token that defines them. `extra` of them are also other tokens.
+        BOS, EOS and unknown token, by the setting or token that defines them.
         """
         names, before = ids | more, dict[int, str]()
         for name, id in (names | first).items():
@@ -249,9 +249,6 @@ class Checkpoint:
             if before.setdefault(id, name) != name:
                 expected = "expected an id for each token"
                 raise BadInput(f"{self.folder}: {expected}, got {id!r} for {before[id]} and {name}")
-        controls = list(first.values())
-        placed = {*controls[extra:]}
-        return controls + [id for id in range(size) if id not in placed]
 
     @functools.cached_property
     def added(self) -> dict[str, Added]:

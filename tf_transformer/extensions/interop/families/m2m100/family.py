@@ -87,19 +87,21 @@ class M2M100Checkpoint(Checkpoint):
         more = {token: len(ids) + i for i, token in enumerate(language_tokens.values())}
         more |= self.added_ids(file, ids)
         first = {name: self.settings[name] for name in CONTROL_IDS} | {"<unk>": ids.get("<unk>")}
-        rows, names = self._rows(file, ids, more, first, size, extra=2), ids | more
-        by_id, number = {id: piece for piece, id in names.items()}, itertools.count()
-        start = self.settings["decoder_start_token_id"]
-        # A start token that is no other token becomes our BOS only.
+        self.check_ids(file, ids, more, first, size)
+        names, controls, start = ids | more, [*first.values()], self.settings["decoder_start_token_id"]
+        # Padding is also an ordinary token, and so is the token that starts a target, unless it is no other token.
+        ordinary = [id for id in range(size) if id not in controls[2:]]
         if start not in {*ids.values(), *(names[token] for token in language_tokens.values())}:
-            rows = [id for i, id in enumerate(rows) if i < len(CONTROL_TOKENS) or id != start]
+            ordinary = [id for id in ordinary if id != start]
+        rows = controls + ordinary
+        by_id, number = {id: piece for piece, id in names.items()}, itertools.count()
         # Our padding and BOS are not the checkpoint's, whose names must stay unique.
         pieces = [unused(name, names) for name in CONTROL_TOKENS[:2]]
         # fairseq has these names for unused ids.
         pieces += [by_id[id] if id in by_id else f"madeupword{next(number)}" for id in rows[2:]]
         ours = {id: i for i, id in enumerate(rows)}
-        controls = [*SPECIAL, "<mask>", *language_tokens.values(), *(name for name, id in names.items() if id == start)]
-        added = self.matched(names, controls)
+        never = [*SPECIAL, "<mask>", *language_tokens.values(), *(name for name, id in names.items() if id == start)]
+        added = self.matched(names, never)
         texts = {id for piece, id in ids.items() if piece not in SPECIAL}
         texts |= {names[token] for token in added if not self.added[token].is_special}
         silent = [i for i, id in enumerate(rows) if id not in texts]

@@ -142,7 +142,9 @@ class MarianCheckpoint(Checkpoint):
                 "eos_token_id" if "eos_token_id" in settings else "</s>": settings.get("eos_token_id", end),
                 "<unk>": first["<unk>"],
             }
-        rows = self._rows(file, ids, added_ids, first, size, extra=0)
+        self.check_ids(file, ids, added_ids, first, size)
+        controls = [*first.values()]
+        rows = controls + [id for id in range(size) if id not in controls]
         names = {id: piece for piece, id in all_ids.items()}
         pieces = [names.get(id, "") for id in rows]
         pieces[1] = unused("<s>", all_ids)
