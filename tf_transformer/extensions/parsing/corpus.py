@@ -132,6 +132,12 @@ class ParserInput(NamedTuple):
     truncated: Any  # bool [B], whether the text has more words
 
 
+def subwords_of(tokenizer: Tokenizer, rows: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+    """Returns the ids of each word in each row of words. A word has none if normalization leaves nothing of it."""
+    ids = iter(tokenizer.encode([treebank.with_brackets(word) for row in rows for word in row]))
+    return [[next(ids) for _ in row] for row in rows]
+
+
 def encoder_of(tokenizer: Tokenizer) -> Encode:
     """Returns a function from texts, and linearized trees with spaces between their tokens, to the ids of each.
 
@@ -141,11 +147,8 @@ def encoder_of(tokenizer: Tokenizer) -> Encode:
     tokens = {token: id for id, token in enumerate(tokenizer.control_tokens, FIRST_ID)}
 
     def encode(texts: Sequence[bytes], lines: Sequence[bytes]) -> tuple[list[list[int]], list[list[int]]]:
-        words = [[treebank.with_brackets(word) for word in split_words(text)] for text in texts]
-        pieces = iter(tokenizer.encode([word for row in words for word in row]))
         sources, targets = [], []
-        for row, line in zip(words, lines, strict=True):
-            ids_by_word = [next(pieces) for _ in row]
+        for ids_by_word, line in zip(subwords_of(tokenizer, list(map(split_words, texts))), lines, strict=True):
             sources.append([id for ids in ids_by_word for id in ids])
             firsts = iter([ids[0] if ids else UNKNOWN_ID for ids in ids_by_word])
             target = list(itertools.islice(firsts, 1))

@@ -22,7 +22,7 @@ from tf_transformer.decoding.text_model import Immutable, check_length, padded
 from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.extensions.parsing import evalb, treebank
 from tf_transformer.extensions.parsing.constraint import LEAF, Grammar
-from tf_transformer.extensions.parsing.corpus import ParserInput, encoder_of, read_texts
+from tf_transformer.extensions.parsing.corpus import ParserInput, encoder_of, read_texts, subwords_of
 from tf_transformer.inference.engine import Engine, Hypothesis, Request, TranslationResult, in_batches
 from tf_transformer.inference.translator import Translator
 from tf_transformer.masks import PAD_ID
@@ -185,11 +185,9 @@ class Parser(Immutable, Engine):
     def read(self, texts: Sequence[str | bytes]) -> ParserInput:
         """Reads texts into NumPy arrays, without words beyond max_source_length subwords."""
         words = list(map(split_words, texts))
-        heads = [row[: self.max_subwords] for row in words]  # a word has at least one subword
-        pieces = iter(self.tokenizer.encode([treebank.with_brackets(word) for head in heads for word in head]))
         rows, firsts, lengths, counts = [], [], [], []
-        for head in heads:
-            ids_by_word = [next(pieces) for _ in head]
+        # A word counts as at least one subword, so longer rows need not be encoded.
+        for ids_by_word in subwords_of(self.tokenizer, [row[: self.max_subwords] for row in words]):
             ends = np.cumsum([max(len(ids), 1) for ids in ids_by_word], dtype=np.int32)
             count = int(np.searchsorted(ends, self.max_subwords, side="right"))
             rows.append([*(id for ids in ids_by_word[:count] for id in ids), EOS_ID])
