@@ -174,6 +174,7 @@ _loaded = dict[str, Model]()
 
 def translate_shard(method: TranslationSettings, shard: Shard) -> ShardResult:
     """Translates a shard. A process keeps the model of its last call."""
+    # Options are a dictionary, so a method has no hash.
     key = repr(method)
     if key not in _loaded:
         _loaded.clear()

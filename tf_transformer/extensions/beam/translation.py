@@ -151,6 +151,7 @@ class Handler(ModelHandler[Any, Any, Model]):
         return self._run(model, batch)
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
+        # Equal limits keep Beam from tuning the size. `Model` sorts these elements, and makes its own batches.
         return {"min_batch_size": self._chunk, "max_batch_size": self._chunk}
 
     def get_num_bytes(self, batch: Sequence[Any]) -> int:
