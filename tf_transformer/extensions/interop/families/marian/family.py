@@ -213,9 +213,6 @@ class NativeCheckpoint(MarianCheckpoint):
         used = {piece: id for piece, id in ids if not isinstance(id, int) or id < padding}
         return self.folder / name, used | {unused("<pad>", used): padding}
 
-    def added_ids(self, file: Path, ids: Mapping[str, Any]) -> dict[str, int]:
-        return {}
-
     def weights(self) -> tuple[Path, Readers]:
         tensors = Readers()
         for name, array in self.read(self.settings_file.name, read_npz, named_by=DECODER).items():
@@ -232,6 +229,7 @@ class NativeCheckpoint(MarianCheckpoint):
                 tensors["final_logits_bias"] = functools.partial(np.pad, array.ravel(), (0, 1))
             else:  # [in, out], or a vector [1, d]
                 read = functools.partial(np.transpose if re.search(r"_W[qkvo12]$", name) else np.ravel, array)
+                # Marian counts layers from 1.
                 if layer and layer[3] in LAYER:
                     name = f"model.{layer[1]}.layers.{int(layer[2]) - 1}.{LAYER[layer[3]]}"
                 tensors[name] = read
@@ -257,6 +255,7 @@ def _settings_of(options: dict[str, Any]) -> dict[str, Any]:
         raise BadInput(f"dim-vocabs: expected {'one number twice' if shared else 'two numbers'}, got {sizes!r}")
     source_size, size = (number("dim-vocabs", each) for each in sizes)
     heads, width = number("transformer-heads"), number("transformer-dim-ffn")
+    # 0 means the encoder's width.
     decoder_width = number("transformer-decoder-dim-ffn", options.get("transformer-decoder-dim-ffn", "0"))
     return {
         "model_type": "marian",
