@@ -130,8 +130,9 @@ class Filtered(Wrapper):
 
         def is_repeated(languages: Languages, row: Row) -> bool:
             before = len(seen)
-            seen.add(_digest(_in_languages(languages, row[1]), row[2]) if self.filters.duplicates else b"%d" % before)
-            return len(seen) == before
+            if self.filters.duplicates:
+                seen.add(_digest(_in_languages(languages, row[1]), row[2]))
+            return self.filters.duplicates and len(seen) == before
 
         for languages, rows in self.source.segments():
             is_duplicate = functools.partial(is_repeated, languages)
