@@ -129,6 +129,11 @@ def test_a_folder_of_versions_means_the_newest(tmp_path):
         assert translator.export_options["origin"] == "name"
 
 
+ALIASES = "\n".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9))
+ALIASES = f"a0: &a0 [x]\n{ALIASES}\nlanguage: *a8\n"
+HOSTILE = [ALIASES, "language: " + "[" * 30_000, "language: [en" * 20, "\n" * 60_000, "a" * 10**6]
+
+
 @pytest.mark.parametrize(
     ("card", "metadata"),
     [
@@ -136,11 +141,25 @@ def test_a_folder_of_versions_means_the_newest(tmp_path):
         ("---\nlicense: [\n---\n", {}),
         ("---\nlanguage: no\n---\n", {"languages": "no"}),
         ("---\n- a\n---", {}),
+        *((f"---\n{head}\n---\n", {}) for head in HOSTILE),
     ],
 )
 def test_metadata_of_a_card(card, metadata, tmp_path):
     (tmp_path / "README.md").write_text(card)
     assert hub.origin_of(tmp_path, tmp_path) == {"origin": tmp_path.name} | metadata
+
+
+def test_yaml_of_aliases_or_too_deep():
+    yaml = pytest.importorskip("yaml")
+    for text, message in (
+        (ALIASES, "without aliases"),
+        ("[" * 60 + "]" * 60, "nested at most 50"),
+        ("a: [", "while"),
+        ("- a", "list"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hub.parse_yaml(yaml, text.encode())
+    assert hub.parse_yaml(yaml, b"a: [1, no, &b ~]") == {"a": ["1", "no", "~"]}
 
 
 RECIPE = dataclasses.replace(tt.RECIPES["finetune"], steps=5, epochs=None, batch_tokens=512, dev_sentences=3)
