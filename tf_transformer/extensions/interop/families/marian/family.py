@@ -143,7 +143,7 @@ class MarianCheckpoint(Checkpoint):
                 "<unk>": first["<unk>"],
             }
         self.check_ids(file, ids, added_ids, first, size)
-        controls = [*first.values()]
+        controls: list[Any] = [*first.values()]
         rows = controls + [id for id in range(size) if id not in controls]
         names = {id: piece for piece, id in all_ids.items()}
         pieces = [names.get(id, "") for id in rows]
