@@ -100,6 +100,19 @@ def test_only_the_tokenizers_op_library_is_needed_and_it_is(saved):
     assert "code 5: Op type not registered 'SentencepieceOp'" in process.stderr
 
 
+STRIDED = """
+import numpy as np, loader
+library, array = loader._library(()), np.arange(2**22)[::2]
+print((loader._array_of(library, loader._tensor(library, array)) == array).all())
+"""
+
+
+@pytest.mark.program
+def test_arrays_need_not_be_contiguous():
+    """NumPy frees the memory of a large copy at once."""
+    assert in_a_process(STRIDED).stdout == "True\n"
+
+
 MEMORY = """
 import sys, threading, numpy as np
 from loader import Servable

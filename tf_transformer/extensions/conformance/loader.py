@@ -241,7 +241,9 @@ def _tensor(c: _Library, array: np.ndarray) -> int:
     pointer = c.TF_AllocateTensor(number, (c_int64 * array.ndim)(*array.shape), array.ndim, size)
     data = c.TF_TensorData(pointer)
     if number != STRING:
-        ctypes.memmove(data, np.ascontiguousarray(array).ctypes.data, size)
+        # A name, since an address does not keep a copy's memory.
+        contiguous = np.ascontiguousarray(array)
+        ctypes.memmove(data, contiguous.ctypes.data, size)
     for i, text in enumerate(texts):
         c.TF_StringInit(data + STRING_SIZE * i)
         c.TF_StringCopy(data + STRING_SIZE * i, text, len(text))
