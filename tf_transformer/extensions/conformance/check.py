@@ -104,6 +104,7 @@ def _read(path: Path, plain: Path) -> Iterator[Finding]:
     yield from _variables(plain, graph)
 
     names = {node.attr["shared_name"].s.decode("utf-8", "replace") for node in nodes_of(graph)}
+    # TensorFlow names a table after its file, as in "hash_table_/home/me/vocabulary_-2_-1".
     local = {name for name in names if re.search(r"(^|_)/\w+/", name)}
     content = (path / "saved_model.pb").read_bytes()
     paths = {str(Path.home()), os.getcwd(), str(path.parent), sysconfig.get_path("purelib")}

@@ -99,6 +99,7 @@ def brackets(tree: "Tree", counts: list[bool]) -> Counter[Any]:
     widths = iter(counts)
 
     def end_of(node: Any, start: int) -> int:
+        # Words that do not count have no width, so constituents of only such words are empty.
         if isinstance(node[0], str):
             return start + next(widths)
         end = start

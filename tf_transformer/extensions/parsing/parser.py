@@ -127,6 +127,7 @@ class Parser(Immutable, Engine):
     def _line(self, ids: list[int], firsts: list[int]) -> list[str]:
         """Returns the tokens of ids. A missing, wrong or extra word becomes a bracket that closes nothing."""
         names = dict(enumerate(self.tokenizer.control_tokens, FIRST_ID))
+        # A word comes first, and after each tag but the last, as in `encoder_of`.
         line, words, word_is_next = [], 0, len(firsts) > 0
         for id in ids:
             if word_is_next and id == firsts[words]:

@@ -37,6 +37,7 @@ def _read_index(index: Path) -> Readers:
         raise ValueError("expected files by the names of tensors as weight_map")
     readers = Readers()
     for name in sorted(set(files.values())):
+        # A path would make this index read files elsewhere.
         if Path(name).name != name:
             raise ValueError(f"expected names of files next to it, got {name}")
         file = check_file(index.with_name(name))
@@ -61,7 +62,7 @@ def _read_h5(path: Path) -> Readers:
         if match and isinstance(item, h5py.Dataset):
             *parents, leaf = match[1].replace("model.shared", "shared").split("/")
             name = ".".join([*["model"][: len(parents)], *parents, leaves.get(leaf, leaf)])
-            value = item[()]
+            value = item[()]  # now, since the file is closed later
             tensors[name] = functools.partial(np.transpose if leaf == "kernel" else np.asarray, value)
 
     with h5py.File(path) as file:
@@ -182,6 +183,7 @@ def tensors_of(model: Transformer) -> dict[str, np.ndarray]:
         else:
             weight = float32(layer.kernel).T
             bias = float32(layer.bias) if layer.use_bias else np.zeros(layer.units, "float32")
+        # In `transformers` all heads have d_model / num_heads numbers, and scores are divided by the root of that.
         if attention is not None:
             heads, output = attention.num_heads, attention.output_projection
             width, rest = divmod(output.units, heads)

@@ -234,6 +234,7 @@ def fuse_norms(graph: Any) -> None:
                 if matches(norm, node.output[0], producers, values) and values["epsilon"] in constants:
                     epsilon = float(numpy_helper.to_array(constants[values["epsilon"]]).item())
                     inputs = [values[name] for name in ("x", "gamma", "beta")]
+                    # Its other nodes become unused.
                     node = helper.make_node("LayerNormalization", inputs, node.output, axis=-1, epsilon=epsilon)
                     break
             nodes.append(node)
