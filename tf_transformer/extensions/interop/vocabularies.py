@@ -186,7 +186,6 @@ def _extended(translator: Any, relatives: Mapping[str, str | None], code: str = 
             raise BadInput(f"tokens: expected new ones, got {token!r}, which is in the vocabulary")
         if like is not None and not any(like in pieces for pieces in known):
             raise BadInput(f"like: expected a token of the vocabulary, got {shown(like)}")
-    # NLLB-200's and M2M100's languages follow all pieces.
     silent = {*getattr(old, "description", {"silent": []})["silent"]}
     for name, pieces in vocabularies.items():
         side = getattr(old, "source" if name == SOURCE_VOCABULARY else "target", old)
@@ -197,6 +196,7 @@ def _extended(translator: Any, relatives: Mapping[str, str | None], code: str = 
             elif token not in pieces:
                 split = [id for id in side.encode([token])[0] if id != UNKNOWN_ID and pieces[id] != SPACE]
                 new[token] = tuple(split or {*range(old.first_piece, len(pieces))} - silent)
+        # A letter becomes a piece of SentencePiece, before NLLB-200's and M2M100's languages. Other tokens are last.
         at = min(old.language_ids.values(), default=len(pieces))
         letters, others = ([token for token in new if (len(token) == 1) is single] for single in (True, False))
         orders[name] = [*range(at), *letters, *range(at, len(pieces)), *others]
@@ -250,6 +250,7 @@ def _with_rows(translator: Any, tokenizer: Tokenizer, rows: Mapping[str, Sequenc
             value = keras.ops.convert_to_numpy(old)
             if tuple(new.shape) != value.shape:
                 order = source if "source_embedding" in old.path else target
+                # A mean of all pieces takes long, and several new tokens may have it.
                 means = {row: value[[*row]].astype("float32").mean(axis=0) for row in {*order} if len(row) > 1}
                 value = np.take(value, [row[0] for row in order], axis=0)
                 for id in (id for id, row in enumerate(order) if row in means):
