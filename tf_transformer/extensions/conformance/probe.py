@@ -238,7 +238,7 @@ def client(path: str) -> Iterator[Finding]:
     warnings.simplefilter("ignore")  # about long texts
     translator = opened(path)
     metadata = translator.metadata
-    beams, most = metadata["beam_size"], metadata["max_length"]
+    beams, max_length = metadata["beam_size"], metadata["max_length"]
 
     def wrong_values(outputs: list[list[Translation]]) -> list[str]:
         """Returns unsorted or non-finite scores, and texts that UTF-8 cannot encode."""
@@ -268,7 +268,7 @@ def client(path: str) -> Iterator[Finding]:
     short = [translator.ids(row, 1, max_length=3)[0] for row in ROWS]
     long = [translator.ids(row, 1)[0] for row in ROWS]
     yield finding("an output has at most max_length tokens", [ids for ids in short if len(ids) > 3])
-    yield finding(f"no output has more than {most} tokens", [ids[:9] for ids in long if len(ids) > most])
+    yield finding(f"no output has more than {max_length} tokens", [ids[:9] for ids in long if len(ids) > max_length])
 
     size, weights = (Path(path) / translator.MODEL).stat().st_size, metadata["parameters"] * BYTES[metadata["dtype"]]
     message = f"{translator.MODEL} takes {size:,} bytes for {weights:,} of weights"

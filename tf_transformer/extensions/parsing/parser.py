@@ -213,10 +213,10 @@ class Parser(Immutable, Engine):
         start = None if ON_TENSORFLOW else ops.convert_to_tensor(self.tokenizer.start_ids(), "int32")
         problem = self.translator.problem(source.ids, source.length, MOST, start, fixed)
         # The words' own subwords do not count against the extra length.
-        most = ops.minimum(problem.max_length + source.count, self.max_length)
-        allowed = None if free else self.grammar.allowed(source.firsts, source.count, most)
+        max_length = ops.minimum(problem.max_length + source.count, self.max_length)
+        allowed = None if free else self.grammar.allowed(source.firsts, source.count, max_length)
         options = {name: self.translator.options[name] for name in OPTIONS}
-        return beam_search(problem._replace(max_length=most), allowed=allowed, **options)
+        return beam_search(problem._replace(max_length=max_length), allowed=allowed, **options)
 
     def parse(self, text: Tensor) -> tuple[Any, Any, Any]:
         """Parses texts [B] inside a TensorFlow graph.

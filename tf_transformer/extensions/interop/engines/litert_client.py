@@ -34,8 +34,8 @@ LIMITS = ("beam_size", "max_length", "max_source_length", "extra_length")  # int
 CODE = "(?s:>>.*?<<)"  # target language at the start of a text, as in ">>fra<< Good morning."
 UNKNOWN = 3  # Smaller ids are control tokens.
 BYTES_OF_A_TOKEN = 64  # SentencePiece's longest piece has 16 characters.
-CONTROLS = dict.fromkeys(range(32), " ")  # Control characters count as whitespace.
-MOST_BYTES = 2**26  # JSON and tokenizer files are read as a whole.
+CONTROLS = dict.fromkeys(range(32), " ")  # Control characters count as white space.
+MAX_BYTES = 2**26  # JSON and tokenizer files are read as a whole.
 BATCH_SIZE = 32
 STANDARD_ERROR = threading.RLock()
 
@@ -153,10 +153,10 @@ class _Translator(abc.ABC):
         The model reads the first `max_source_length` of them. A huge text is cut after 64 bytes per token that the
         model reads: more would only take memory.
         """
-        most, text = BYTES_OF_A_TOKEN * (self._signatures[-1].tokens + 1), _text(text)
-        if len(text) * 4 > most and len(content := text.encode()) > most:
+        max_bytes, text = BYTES_OF_A_TOKEN * (self._signatures[-1].tokens + 1), _text(text)
+        if len(text) * 4 > max_bytes and len(content := text.encode()) > max_bytes:
             plain = re.sub(r"[\s\x00-\x1f]+", " ", content.decode()).encode()
-            text = plain[:most].decode("utf-8", "ignore")
+            text = plain[:max_bytes].decode("utf-8", "ignore")
         return self._tokenizer.encode(text)
 
     def text(self, ids: Sequence[int]) -> str:
@@ -168,17 +168,17 @@ class _Translator(abc.ABC):
     ) -> list[tuple[int, dict[str, np.ndarray]]]:
         """Returns each text's number of tokens and its outputs."""
         values, sources = self._values(n, options), [self.source_ids(text) for text in texts]
-        most, before = self._signatures[-1].tokens, [values[LANGUAGES[0]]] if self.languages else []
+        max_tokens, language = self._signatures[-1].tokens, [values[LANGUAGES[0]]] if self.languages else []
         for text, ids in zip(texts, sources, strict=True):
-            if warn and len(ids) > most:
+            if warn and len(ids) > max_tokens:
                 warning = "more tokens than the model reads; only the beginning is read"
                 warnings.warn(f"{warning}: {text[:40]!r}", stacklevel=3)
         # Texts of similar length share a batch, since the longest decides how many steps it takes.
         order, results = sorted(range(len(texts)), key=lambda i: len(sources[i])), dict[int, dict[str, np.ndarray]]()
         for start in range(0, len(order), self.batch_size):
             batch = order[start : start + self.batch_size]
-            rows = [[*before, *sources[i][:most], self._eos] for i in batch]
-            longest = len(rows[-1]) - len(before) - 1
+            rows = [[*language, *sources[i][:max_tokens], self._eos] for i in batch]
+            longest = len(rows[-1]) - len(language) - 1
             fitting = [signature for signature in self._signatures if longest <= signature.tokens]
             with self._lock:
                 outputs = fitting[0](rows, values)
@@ -349,8 +349,8 @@ def _inputs(rows: list[list[int]], values: Mapping[str, float], dtypes: Mapping[
     inputs = {"source": np.array(rows, dtypes["source"])}
     for name, dtype in dtypes.items():
         if name != "source":
-            most = np.iinfo(dtype).max if dtype.kind == "i" else float(np.finfo(dtype).max)
-            inputs[name] = np.array([min(max(values[name], -most), most)], dtype)
+            largest = np.iinfo(dtype).max if dtype.kind == "i" else float(np.finfo(dtype).max)
+            inputs[name] = np.array([min(max(values[name], -largest), largest)], dtype)
     return inputs
 
 
@@ -518,8 +518,8 @@ def _json(path: Path) -> Any:
 
 
 def _small(path: Path) -> Path:
-    if (size := path.stat().st_size) > MOST_BYTES:
-        raise ValueError(f"{path.name}: expected at most {MOST_BYTES:,} bytes, got {size:,}")
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise ValueError(f"{path.name}: expected at most {MAX_BYTES:,} bytes, got {size:,}")
     return path
 
 

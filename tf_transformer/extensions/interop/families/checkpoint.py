@@ -227,9 +227,9 @@ class Checkpoint:
 
     def size(self, name: str) -> int:
         """Returns the setting of a vocabulary's size, for each of which the files of weights must have a row."""
-        size, most = self.settings[name], self.stored or MAX_TOKENS
-        if type(size) is not int or not 0 < size <= most:
-            raise BadInput(f"{self.settings_file}: {name}: expected a number up to {most:,}, got {str(size)[:99]!r}")
+        size, limit = self.settings[name], self.stored or MAX_TOKENS
+        if type(size) is not int or not 0 < size <= limit:
+            raise BadInput(f"{self.settings_file}: {name}: expected a number up to {limit:,}, got {str(size)[:99]!r}")
         return size
 
     def check_ids(
