@@ -322,6 +322,7 @@ class Preparation:
     def finish(self, shards: Iterable[dict[str, Any]]) -> dict[str, Any]:
         """Writes records.json with the entries from `write`, in any order, and removes the workers' files."""
         file = self.folder / "records.json"
+        # shard-100000 follows shard-99999.
         ordered = sorted(shards, key=lambda shard: (len(shard["shard"]), shard["shard"]))
         manifest = read_json(file) | {"complete": True, "shards": ordered}
         write_json(file, manifest)

@@ -70,6 +70,7 @@ class Records(TokenizedSource):
 
     def blocks(self) -> list[Block]:
         """Returns blocks of `BLOCK_SHARDS` random shards each. A block keeps their order."""
+        # A fixed seed, so that a resumed run has the same blocks.
         indices = np.random.default_rng(0).permutation(len(self.shards)).tolist()
         blocks = []
         for start in range(0, len(indices), BLOCK_SHARDS):
