@@ -45,5 +45,5 @@ class Prepare(beam.PTransform):
             )
             numbered = parts | "Number" >> beam.Map(lambda part: (part.number, part))
             both = {"part": numbered, "drops": drops} | "ByShard" >> beam.CoGroupByKey()
-            shards = both | "Write" >> beam.MapTuple(lambda _, found: work.write(found["part"][0], found["drops"]))
+            shards = both | "Write" >> beam.MapTuple(lambda _, inputs: work.write(inputs["part"][0], inputs["drops"]))
         return shards | "Collect" >> beam.combiners.ToList() | "Finish" >> beam.Map(work.finish)

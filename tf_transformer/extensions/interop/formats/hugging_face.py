@@ -80,7 +80,7 @@ def save(
     title = whole.parent.name if is_version(whole.name) else whole.name
     with new_folder(path) as folder:
         stored = {name: np.ascontiguousarray(tensor, dtype) for name, tensor in tensors.items()}
-        # `transformers` rejects files without this metadata.
+        # Earlier versions of `transformers` reject files without this metadata.
         safetensors.save_file(stored, folder / WEIGHTS[0], {"format": "pt"})
         for file, content in files.items():
             if isinstance(content, bytes):
