@@ -230,17 +230,17 @@ class Parser(Immutable, Engine):
 
     def read_in_graph(self, text: Tensor) -> ParserInput:
         """Reads texts [B] into tensors, like `read`."""
-        words = split_words_in_graph(text)
-        plain = words.flat_values
+        words = split_words_in_graph(text)  # [B, None]
+        plain = words.flat_values  # [W], the words of all texts
         for name, bracket in treebank.BRACKETS.items():
             plain = tf.strings.regex_replace(plain, name, bracket)
         pieces = words.with_flat_values(self.tokenizer.tokenize(plain))  # [B, None, None]
-        by_word = pieces.values
+        by_word = pieces.values  # [W, None]
         # A word of which the normalization leaves nothing still needs a first subword, for its place in the tree.
         unknown = tf.fill([by_word.nrows(), 1], UNKNOWN_ID)
-        firsts = pieces.with_values(tf.concat([by_word, unknown], axis=1)[:, :1].flat_values)
-        sizes = tf.maximum(tf.cast(by_word.row_lengths(), tf.int32), 1)
-        before = tf.gather(tf.concat([[0], tf.cumsum(sizes)], axis=0), words.row_splits)[:-1]
+        firsts = pieces.with_values(tf.concat([by_word, unknown], axis=1)[:, :1].flat_values)  # [B, None]
+        sizes = tf.maximum(tf.cast(by_word.row_lengths(), tf.int32), 1)  # [W]
+        before = tf.gather(tf.concat([[0], tf.cumsum(sizes)], axis=0), words.row_splits)[:-1]  # [B]
         fits = words.with_flat_values(tf.cumsum(sizes)) - before[:, tf.newaxis] <= self.max_subwords
         count = tf.reduce_sum(tf.cast(fits, tf.int32), axis=1)
         ids = tf.ragged.boolean_mask(pieces, fits).merge_dims(1, 2)
@@ -259,7 +259,8 @@ class Parser(Immutable, Engine):
         for pattern, replacement in treebank.ESCAPES:
             words = tf.strings.regex_replace(words, pattern, replacement)
         is_leaf = tf.gather(self.grammar.kinds, ids) == LEAF
-        index = tf.maximum(tf.cumsum(tf.cast(is_leaf, tf.int32), axis=1) - 1, 0)
+        # A tag's word is the one that has as many tags before it.
+        index = tf.maximum(tf.cumsum(tf.cast(is_leaf, tf.int32), axis=1) - 1, 0)  # [B, L]
         dense = tf.pad(words.to_tensor(""), [[0, 0], [0, 1]])
         word = tf.gather(dense, index, batch_dims=1)  # [B, L]
         names = tf.gather(self.written, ids)
