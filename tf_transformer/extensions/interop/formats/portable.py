@@ -151,7 +151,7 @@ def graph_of_ids(
             if option.dtype == "float32":
                 value = tf.where(tf.math.is_nan(value), translator.options[name], value)
             options[name] = tf.clip_by_value(value, option.lowest, option.highest)
-        length = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - (1 + codes)
+        length = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - (1 + codes)  # [B]
         limit = translator.limit(length, tf.minimum(options.pop("max_length"), max_length))
         memory, mask, _ = model.encode(source)
         fixed = Fixed(beams, steps) if steps else Fixed(beams, tf.reduce_max(limit), grows=True)
@@ -165,8 +165,8 @@ def graph_of_ids(
             **{name: translator.options[name] for name in OPTIONS} | options,
         )
         # ONNX does not infer a size (-1) next to one that may be 0. A slot more, which is cut again, avoids that.
-        ids = tf.pad(outputs.ids, [[0, 0], [0, 0], [0, 1]])
-        ids = tf.reshape(ids, [-1, size(ids, 2)])[:, :-1]
+        ids = tf.pad(outputs.ids, [[0, 0], [0, 0], [0, 1]])  # [B, K, L + 1]
+        ids = tf.reshape(ids, [-1, size(ids, 2)])[:, :-1]  # [B * K, L]
         return {name: tf.reshape(part, [-1]) for name, part in outputs._asdict().items()} | {"ids": ids}
 
     shape = [None, None] if tokens is None else [1, codes + tokens + 1]

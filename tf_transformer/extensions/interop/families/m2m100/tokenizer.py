@@ -120,8 +120,8 @@ class M2M100Tokenizer(PieceTokenizer):
 
     def _with_code(self, side: int, texts: Tensor) -> "tf.RaggedTensor":
         texts = tf.convert_to_tensor(text_tensor(texts))
-        code = self._codes(tf.shape(texts)[0])[side]
-        pieces, is_known = self.target.tokenize(texts), code > 0
+        code = self._codes(tf.shape(texts)[0])[side]  # [B]
+        pieces, is_known = self.target.tokenize(texts), code > 0  # [B, None], [B]
         codes = tf.RaggedTensor.from_row_lengths(tf.boolean_mask(code, is_known), tf.cast(is_known, tf.int64))
         of_known = pieces.with_values(tf.gather(is_known, pieces.value_rowids()))
         return tf.concat([codes, tf.ragged.boolean_mask(pieces, of_known)], axis=1)
