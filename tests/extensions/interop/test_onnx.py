@@ -129,7 +129,7 @@ def test_an_8_bit_table_has_a_scale_per_row():
 
 def test_a_too_large_model_raises_before_the_conversion(translator, tmp_path, monkeypatch):
     size = 4 * translator.model.count_params()
-    monkeypatch.setattr(exports, "MOST", size)
+    monkeypatch.setattr(exports, "MAX_BYTES", size)
     with pytest.raises(tt.BadInput, match=r"expected weights of less than .* GiB in float32 for ONNX, got .* GiB$"):
         translator.save(tmp_path / "1", format="onnx")
     assert not list(tmp_path.iterdir())
