@@ -255,7 +255,7 @@ def test_a_teacher_that_trained_on_cannot_translate_as_before(runs, tmp_path):
         (["--ensemble"], "--ensemble: expected --teachers with it, got none"),
         (["--epochs", "3"], "unrecognized arguments: --epochs"),
         (["--teachers", "one", "--bidirectional-steps", "0"], "expected bidirectional_steps from 1 to 7, below all"),
-        (["--teachers", "one", "one/../one"], "expected different folders, got the run "),
+        (["--teachers", "one", "one/../one"], "expected different directories, got the run "),
     ],
 )
 def test_bad_options(argv, tmp_path, capsys, change, message):

@@ -67,7 +67,7 @@ def positive(text: str) -> int:
 def model_name(text: str) -> str:
     """Checks an option's value as a model's name, which becomes a directory and a part of a server's addresses."""
     if not re.fullmatch(r"[^/\\:]+", text) or text in (".", "..") or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"expected the name of a folder, without slashes and colons, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected the name of a directory, without slashes and colons, got {text!r}")
     return text
 
 

@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.output and len(args.model) != 1:
         parser.error(f"--output: expected one --model, got {len(args.model)}")
     if args.output and (args.output.is_dir() or not os.access(args.output.parent, os.W_OK)):
-        parser.error(f"--output: expected a file in a writable folder, got {args.output}")
+        parser.error(f"--output: expected a file in a writable directory, got {args.output}")
     names = [*args.translations, *args.model]
     if len({*names}) < len(names):
         parser.error(f"--translations, --model: expected each name once, got {' '.join(names)}")

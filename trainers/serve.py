@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
     add("model", help="directory, such as savedmodels/demo/1, or a name on the Hugging Face Hub")
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 or :: means all of this machine (127.0.0.1)")
     add("--port", type=int, default=5000, help="port to listen on; 0 means any free port (5000)")
-    add("--name", type=model_name, metavar="NAME", help="the model's name in requests (the folder's)")
+    add("--name", type=model_name, metavar="NAME", help="the model's name in requests (the directory's)")
     add("--batch-size", type=positive, metavar="N", help="sentences per batch; between batches other requests run (32)")
     add("--char-limit", type=limit, default=100_000, metavar="N", help="characters per text, or -1 (100000)")
     add("--batch-limit", type=limit, default=1_000, metavar="N", help="texts per request, or -1 (1000)")

@@ -48,7 +48,9 @@ def learn_from_teachers(
         raise BadInput(f"teachers: {expected}; got {both:,}")
     paths = [Path(model.path), *folders]
     if len({path.resolve() for path in paths}) < len(paths):
-        raise BadInput(f"expected different folders, got the run {paths[0]}, teachers {' '.join(map(str, folders))}")
+        raise BadInput(
+            f"expected different directories, got the run {paths[0]}, teachers {' '.join(map(str, folders))}"
+        )
     runs = [model, *(_teacher(model, folder, number, ensemble) for number, folder in enumerate(folders, 1))]
     if ensemble:
         runs = [_taught(trainer, [by]) for trainer, by in zip(runs, [*paths[1:], paths[0]], strict=True)]

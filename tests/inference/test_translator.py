@@ -249,7 +249,7 @@ HALF_BYTES = b"Two \xed\xa0\xbd doors"
 
 @pytest.mark.program
 def test_half_an_emoji_counts_as_the_bytes_that_are_not_utf_8(translator, loaded):
-    """Every call reads it as white space."""
+    """Every call reads it as whitespace."""
     whole = translator(["Two doors", "The old woman"])
     assert translator([HALF, "The old woman"]) == translator([HALF_BYTES, "The old woman"]) == whole
     assert loaded([HALF, "The old woman"]) == whole

@@ -23,7 +23,7 @@ from tf_transformer.serving.savedmodel import BATCH_SIZES, new_folder, save_expo
 
 
 def test_saving_is_atomic(translator, saved, monkeypatch):
-    with pytest.raises(FileExistsError, match="expected a new folder"):
+    with pytest.raises(FileExistsError, match="expected a new directory"):
         translator.save(saved)
     assert [path.name for path in saved.parent.iterdir()] == ["1"]
 
@@ -81,11 +81,11 @@ def test_next_version_of_an_unwritable_path(tmp_path, monkeypatch):
     (tmp_path / "file").touch(0o755)
     for path in (tmp_path / "file", tmp_path / "file/deeper"):
         with pytest.raises(
-            tt.BadInput, match=rf"{path}: expected a folder to write models to, got .*/file, which is not"
+            tt.BadInput, match=rf"{path}: expected a directory to write models to, got .*/file, which is not"
         ):
             next_version(path)
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path or mode & os.W_OK == 0)
-    with pytest.raises(tt.BadInput, match=rf"expected a folder to write models to, got {tmp_path}, which is not"):
+    with pytest.raises(tt.BadInput, match=rf"expected a directory to write models to, got {tmp_path}, which is not"):
         next_version(tmp_path / "nowhere/at/all")
     monkeypatch.chdir(tmp_path / "..")
     assert next_version("nowhere/at/all") == Path("nowhere/at/all/1")
@@ -93,9 +93,9 @@ def test_next_version_of_an_unwritable_path(tmp_path, monkeypatch):
 
 def test_a_savedmodel_needs_a_version(light, translator, tmp_path):
     for name in ("mine", "v1", "1.0", "-1", "²", "1" * 19, "1 "):
-        with pytest.raises(tt.BadInput, match=r"path: expected a folder <name>/<integer version>, .* got .*models/"):
+        with pytest.raises(tt.BadInput, match=r"path: expected a directory <name>/<integer version>, .* got .*models/"):
             save_export(light(), tmp_path / "models" / name)
-    with pytest.raises(tt.BadInput, match="expected a folder <name>/<integer version>"):
+    with pytest.raises(tt.BadInput, match="expected a directory <name>/<integer version>"):
         translator.save(tmp_path / "models" / "mine")
     assert not list(tmp_path.iterdir())
 

@@ -9,7 +9,7 @@ from trainers import export
 
 @pytest.mark.parametrize("format", formats().values(), ids=lambda format: format.name)
 def test_save_writes_every_format(format, translator, tmp_path, monkeypatch, request):
-    """`Translator.save` hands path and options to the format, which writes a new folder."""
+    """`Translator.save` hands path and options to the format, which writes a new directory."""
     for kind in ("litert.LiteRTFolder", "onnx.ONNXFolder"):  # other tests convert
         monkeypatch.setattr(f"tf_transformer.extensions.interop.formats.{kind}._converted", lambda *_: b"a file")
     takes = {
@@ -35,7 +35,7 @@ def test_what_a_format_does_not_support():
     assert saved_model.problem("int8", {"parser": True, "metadata": True, "n_best": 3}) == ""
     assert ctranslate2.problem("int16", {"parser": False, "n_best": None}) == ""
     wrong = ctranslate2.problem("int8", {"parser": True, "n_best": 3})
-    assert wrong == "a folder for CTranslate2: does not support parser, n_best"
+    assert wrong == "a directory for CTranslate2: does not support parser, n_best"
     wrong = saved_model.problem("int16", {})
     assert wrong == "dtype: expected one of float32, bfloat16, float16, int8 for a SavedModel, got 'int16'"
     with pytest.raises(tt.BadInput, match="format: expected one of savedmodel, .*, transformers, got 'pmml'"):

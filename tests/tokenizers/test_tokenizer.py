@@ -57,7 +57,7 @@ def test_nothing_is_lost(pair, texts):
 
 
 def test_invalid_bytes_and_controls_separate_words(pair):
-    """They are white space, like lone surrogates, which Python strings may have and UTF-8 may not."""
+    """They are whitespace, like lone surrogates, which Python strings may have and UTF-8 may not."""
     tokenizer, oracle = pair
     expected = oracle.encode("two doors")
     assert expected != oracle.encode("twodoors")
@@ -247,7 +247,7 @@ def test_symbols_are_one_piece_for_every_engine(kind, tmp_path):
     ("strings", "message"),
     [
         ("<2de>", "user_defined_symbols: expected a list, got '<2de>'"),
-        (["<2de>", ""], "user_defined_symbols: expected printable text without white space, such as '<2de>'; got ''"),
+        (["<2de>", ""], "user_defined_symbols: expected printable text without whitespace, such as '<2de>'; got ''"),
         (["to de"], "user_defined_symbols: expected printable text .* got 'to de'"),
         (["a\u2003b"], "user_defined_symbols: expected printable text .* got 'a.u2003b'"),
         (["\u2581de"], "user_defined_symbols: expected printable text .* got '\u2581de'"),

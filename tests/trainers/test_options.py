@@ -47,7 +47,7 @@ def test_a_bad_line_leaves_no_run(text, tmp_path, capsys):
         (["--tfds", "wmt14_translate/de-en"], "expected one of --train, --tfds, --directions and --prepared, got"),
         (["--dry-run", "8xP100"], "devices: expected their number and the TFLOP/s of one, such as 8x9.5, got '8xP100'"),
         (["--dry-run", "--epochs", "3"], "--dry-run: expected --steps, got --epochs"),
-        (["--base", ".", "--name", "README.md"], "README.md: expected a folder to write models to"),
+        (["--base", ".", "--name", "README.md"], "README.md: expected a directory to write models to"),
         (["--preset", "parsing_small"], "for translation; got 'parsing_small'"),
         (["--beam-size", "0"], "beam_size: expected 1 to 1024, got 0"),
         (["--languages", "en", "fr"], "--languages: expected --tfds as well"),
@@ -67,7 +67,7 @@ def test_only_the_chief_must_be_able_to_write(is_chief, capsys, monkeypatch):
     monkeypatch.setattr(tt, "ToyCorpus", lambda: 1 / 0)  # the next step
     argv = ["--base", ".", "--name", "README.md"]
     if is_chief:
-        assert "README.md: expected a folder to write models to" in fails(translation, argv, capsys)
+        assert "README.md: expected a directory to write models to" in fails(translation, argv, capsys)
     else:
         with pytest.raises(ZeroDivisionError):
             translation.main(argv)
@@ -144,7 +144,7 @@ def test_languages_are_the_ends_of_the_files_names(train, expected):
         (["--languages", "en", "fr"], "--languages: expected --tfds as well"),
         (["--vocab-size", "300", "--max", "3"], "unrecognized arguments: --max 3"),
         (["--vocab-size", "300", "--to", "README.md"], "folder: expected one for the records, found a file at "),
-        (["--vocab-size", "300", "--to", "tests"], "tests: expected records or an empty folder, found "),
+        (["--vocab-size", "300", "--to", "tests"], "tests: expected records or an empty directory, found "),
     ],
 )
 @pytest.mark.parametrize("exists", [False, True])
@@ -185,20 +185,20 @@ def test_bad_options_of_other_programs(text, tmp_path, capsys):
     nothing = ["--model", tmp_path, "--source", text / "dev.en", "--reference", text / "dev.de"]
     assert "found no config.json" in fails(evaluate, nothing, capsys)
     for lost in (tmp_path / "no" / "where", tmp_path):
-        message = f"--output: expected a file in a writable folder, got {lost}"
+        message = f"--output: expected a file in a writable directory, got {lost}"
         assert message in fails(evaluate, [*nothing, "--output", lost], capsys)
     twice = ["--translations", "a", "b", "a", "--reference", "c"]
     assert "--translations, --model: expected each name once, got a b a" in fails(evaluate, twice, capsys)
     assert "found no config.json" in fails(translate, [tmp_path, text / "dev.en"], capsys)
     name = ["--name", "m", "--base", tmp_path / "models"]
-    assert "expected a run's folder, found no config.json" in fails(export, ["--run", tmp_path, *name], capsys)
+    assert "expected a run's directory, found no config.json" in fails(export, ["--run", tmp_path, *name], capsys)
     (tmp_path / "config.json").write_text("[]")
     assert "expected a JSON object, got something else: list" in fails(export, ["--run", tmp_path, *name], capsys)
     settings = {"version": 1, "kind": "translation", "model": {}, "recipe": {}, "corpus": {"train": ["a.en", "a.de"]}}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     assert "expected checkpoints, found none in" in fails(export, ["--run", tmp_path, *name], capsys)
     for wrong in ("", ".", "..", "a/b", "../a", "a:b", "a\n"):
-        message = f"--name: expected the name of a folder, without slashes and colons, got {wrong!r}"
+        message = f"--name: expected the name of a directory, without slashes and colons, got {wrong!r}"
         assert message in fails(export, ["--run", "r", "--name", wrong], capsys)
     assert "--base: expected a path, got an empty one" in fails(export, ["--run", "r", *name, "--base", ""], capsys)
     assert "--version: expected a positive number" in fails(export, ["--run", "r", *name, "--version", 0], capsys)

@@ -190,7 +190,7 @@ def test_resuming_is_printed(tmp_path, capsys):
     resumes, nothing = lines()
     assert resumes.startswith(f"going on from the checkpoint at step 3 of {folder}, with its weights, optimizer and")
     assert resumes.endswith("; 1 epoch is done")
-    assert nothing == "the one epoch is done: nothing to train. Pass more epochs= or another folder."
+    assert nothing == "the one epoch is done: nothing to train. Pass more epochs= or another directory."
     assert np.asarray(model.embedding.embeddings).any()
     again.on_train_end()
     run_epoch(begin_fit(folder, compiled(), 2))

@@ -139,7 +139,7 @@ def test_a_damaged_checkpoint_is_skipped_and_not_averaged(two_epochs, capsys, da
     restored(run)
     damaged = "step-00000006: expected a whole checkpoint, got a damaged one"
     assert damaged in capsys.readouterr().out
-    with pytest.raises(tt.BadInput, match=f"{damaged} .*; remove this folder"):
+    with pytest.raises(tt.BadInput, match=f"{damaged} .*; remove this directory"):
         run.weights(last=2)
 
 
@@ -386,7 +386,7 @@ def test_a_folder_of_other_files_is_an_error(tmp_path):
     (tmp_path / "thesis.tex").write_text("...")
     with pytest.raises(tt.BadInput, match="found other files and no config.json"):
         Run(tmp_path).exists({})
-    with pytest.raises(tt.BadInput, match="thesis.tex: expected a run's folder, found a file$"):
+    with pytest.raises(tt.BadInput, match="thesis.tex: expected a run's directory, found a file$"):
         Run(tmp_path / "thesis.tex").exists({})
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(tt.BadInput, match="config.json: expected a JSON object, got something else"):

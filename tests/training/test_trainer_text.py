@@ -69,7 +69,7 @@ def test_a_dev_set_may_move_but_not_change(corpus, tmp_path):
     run.begin(before)
     same = tt.Corpus(corpus.train, (list(corpus.dev[0]), tuple(corpus.dev[1])))
     assert run.exists(tt.Trainer(tmp_path, CONFIG, same, RECIPE).settings)
-    with pytest.raises(tt.BadInput, match="configuration: the dev set has changed; give another folder"):
+    with pytest.raises(tt.BadInput, match="configuration: the dev set has changed; give another directory"):
         tt.Trainer(tmp_path, CONFIG, others, RECIPE).fit()
     run.begin({name: value for name, value in before.items() if name != "dev"})
     assert run.exists(tt.Trainer(tmp_path, CONFIG, others, RECIPE).settings)

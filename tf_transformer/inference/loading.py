@@ -98,7 +98,7 @@ def load(
         and not user_path(path).exists()
         and not (family or revision)
     ):
-        raise BadInput(f"expected a model's folder, or its owner and name on the hub, {found_in(path)}")
+        raise BadInput(f"expected a model's directory, or its owner and name on the hub, {found_in(path)}")
     opener, where = opener_of(path, special)
     return opener.open(where, **arguments)
 

@@ -112,5 +112,5 @@ def next_version(path: str | os.PathLike[str]) -> Path:
     path = user_path(path)
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-        raise BadInput(f"{path}: expected a folder to write models to, got {parent}, which is not writable")
+        raise BadInput(f"{path}: expected a directory to write models to, got {parent}, which is not writable")
     return path / str(max((int(folder.name) for folder in versions(path)), default=0) + 1)

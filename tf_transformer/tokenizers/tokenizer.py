@@ -332,7 +332,7 @@ def check_symbols(strings: Iterable[str], name: str = "user_defined_symbols") ->
     checked = set[str]()
     for string in strings:
         if not isinstance(string, str) or not string.isprintable() or not string or set(" ▁") & set(string):
-            raise BadInput(f"{name}: expected printable text without white space, such as '<2de>'; got {shown(string)}")
+            raise BadInput(f"{name}: expected printable text without whitespace, such as '<2de>'; got {shown(string)}")
         if RESERVED.fullmatch(string):
             raise BadInput(f"{name}: expected text other than reserved tokens, got {string!r}")
         if string in checked:

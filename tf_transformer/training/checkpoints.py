@@ -161,7 +161,7 @@ class Checkpoints(keras.callbacks.Callback):
             )
             if epochs <= done:
                 all_epochs = f"all {epochs:,} epochs are" if epochs > 1 else "the one epoch is"
-                say(f"{all_epochs} done: nothing to train. Pass more epochs= or another folder.")
+                say(f"{all_epochs} done: nothing to train. Pass more epochs= or another directory.")
         # Keras has this attribute for its BackupAndRestore.
         self.model._initial_epoch = self.epoch or None
 
@@ -181,7 +181,7 @@ class Checkpoints(keras.callbacks.Callback):
             from tf_transformer.models.families import load_tokenizer  # needs TensorFlow
 
             if load_tokenizer(file).fingerprint != tokenizer.fingerprint:
-                raise BadInput(f"tokenizer: expected that of the run, {file}, got another. Pass another folder.")
+                raise BadInput(f"tokenizer: expected that of the run, {file}, got another. Pass another directory.")
         elif tokenizer:
             tokenizer.save(file)
         if not exists:

@@ -93,13 +93,15 @@ class Run:
             BadInput: If the directory holds a run with other settings, or something else.
         """
         if self.path.exists() and not self.path.is_dir():
-            raise BadInput(f"{self.path}: expected a run's folder, found a file")
+            raise BadInput(f"{self.path}: expected a run's directory, found a file")
         if not (self.path / "config.json").exists():
             # A process that was killed before it wrote config.json leaves these, and .tmp files.
             names = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
             names -= {"tokenizer.model", LOCK, IDS, START, f".{START}"}
             if not all(name.endswith(".tmp") for name in names):
-                raise BadInput(f"{self.path}: expected a run or an empty folder, found other files and no config.json")
+                raise BadInput(
+                    f"{self.path}: expected a run or an empty directory, found other files and no config.json"
+                )
             return False
         before = self.settings()
         # A run stores its start, so it is resumed without. Runs of earlier versions have no checksum of the dev set.
@@ -120,7 +122,7 @@ class Run:
     def way_out(self) -> str:
         """Advice for error messages: how to train with other settings."""
         start = f'start=tt.Translator.from_pretrained("{self.path}")'
-        return f"another folder, with {start} (--from {self.path}) to begin with these weights"
+        return f"another directory, with {start} (--from {self.path}) to begin with these weights"
 
     def settings(self) -> dict[str, Any]:
         """Returns the contents of config.json.
@@ -130,7 +132,7 @@ class Run:
         """
         file = self.path / "config.json"
         if not file.is_file():
-            raise BadInput(f"{self.path}: expected a run's folder, found no config.json in it")
+            raise BadInput(f"{self.path}: expected a run's directory, found no config.json in it")
         settings = read_json(file)
         if not settings.keys() >= {"version", *SETTINGS}:
             raise BadInput(f"{file}: expected a run's configuration, got something else")
@@ -201,7 +203,7 @@ class Run:
             try:
                 _whole(folder)
             except BadInput as error:
-                raise BadInput(f"{error}; remove this folder to average others") from error
+                raise BadInput(f"{error}; remove this directory to average others") from error
         return [folder / "model.weights.h5" for folder in folders]
 
     @checked

@@ -314,7 +314,7 @@ class Trainer:
         tokenizer = load_tokenizer(file)
         if custom and custom.fingerprint != tokenizer.fingerprint:
             name = "start: expected the tokenizer and languages" if self.start else "tokenizer: expected that"
-            raise BadInput(f"{name} of the run, {file}, got another. Pass another folder.")
+            raise BadInput(f"{name} of the run, {file}, got another. Pass another directory.")
         return tokenizer
 
     def _load_data(self, batching: Batching, exists: bool) -> tuple[Batches, Batches]:
@@ -381,7 +381,7 @@ class Trainer:
             advice = f"To resume, call fit(until={steps}) or pass more steps."
             say(f"a callback stopped this run at step {step:,} of {steps:,}. {advice}")
         elif step >= (until or steps):
-            advice = self.run.way_out if recipe.cooldown_steps else "more steps in the recipe, or another folder"
+            advice = self.run.way_out if recipe.cooldown_steps else "more steps in the recipe, or another directory"
             advice = f". To train more, pass {advice}." if until in (None, steps) else ""
             say(f"nothing to train: this run is at step {step:,} of {steps:,}{advice}")
         elif step:

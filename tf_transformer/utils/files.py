@@ -183,7 +183,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = user_path(path)
     if path.exists():
-        raise FileExistsError(f"expected a new folder to save into, but {path} exists")
+        raise FileExistsError(f"expected a new directory to save into, but {path} exists")
     path.parent.mkdir(parents=True, exist_ok=True)
     hidden = Path(tempfile.mkdtemp(prefix=f".export-{path.name}-", dir=path.parent))
     folder = hidden / path.name
@@ -197,7 +197,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             os.rename(folder, path)
         except OSError as error:
             if path.exists():
-                raise FileExistsError(f"expected a new folder to save into, but {path} exists by now") from error
+                raise FileExistsError(f"expected a new directory to save into, but {path} exists by now") from error
             raise
         _flush_one(path.parent)
     finally:

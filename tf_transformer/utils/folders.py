@@ -33,7 +33,7 @@ def folders_of(path: Folders) -> list[Path]:
     """Returns one directory, or several, as a list of at least one path."""
     folders = [user_path(folder) for folder in ([path] if isinstance(path, str | os.PathLike) else path)]
     if not folders or isinstance(path, Mapping):
-        raise BadInput(f"path: expected a folder, or a list of at least one, got {shown(path)}")
+        raise BadInput(f"path: expected a directory, or a list of at least one, got {shown(path)}")
     return folders
 
 
@@ -41,7 +41,7 @@ def found_in(path: str | os.PathLike[str], *wanted: str) -> str:
     """Describes a directory that has none of the files `wanted`, and how to open it, as the end of an error."""
     folder = user_path(path)
     if not folder.is_dir():
-        return f"found {'a file, no folder,' if folder.exists() else 'nothing'} at {folder}"
+        return f"found {'a file, no directory,' if folder.exists() else 'nothing'} at {folder}"
     for file, description in OPENED_BY.items():
         if file not in wanted and (other := newest(folder, file)):
             return f"got {description.format(other)}"
@@ -94,7 +94,7 @@ def model_folder(path: str | os.PathLike[str]) -> Path:
     """Returns the directory of a SavedModel, a LiteRT or an ONNX export: `path` or its newest version."""
     if export := newest(user_path(path), *EXPORTS):
         return export
-    expected = "expected the folder of a SavedModel, a LiteRT or an ONNX export, or of its versions"
+    expected = "expected the directory of a SavedModel, a LiteRT or an ONNX export, or of its versions"
     raise BadInput(f"{expected}, {found_in(path, *EXPORTS)}")
 
 
@@ -107,7 +107,7 @@ def saved_model_of(path: str | os.PathLike[str]) -> Path:
     """Returns `find_saved_model(path)`, or raises `BadInput`."""
     if export := find_saved_model(path):
         return export
-    raise BadInput(f"expected the folder of a SavedModel or of its versions, {found_in(path, SAVED_MODEL)}")
+    raise BadInput(f"expected the directory of a SavedModel or of its versions, {found_in(path, SAVED_MODEL)}")
 
 
 def size_of(path: str | os.PathLike[str]) -> int:

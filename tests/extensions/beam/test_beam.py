@@ -250,7 +250,7 @@ def test_wrong_files_and_options(tmp_path, saved, capsys):
         return fails(translate, [saved, *argv, "--output", tmp_path / "part"], capsys)
 
     assert failure("--input", tmp_path / "none*") == f"error: expected text files, found none at {tmp_path / 'none*'}"
-    assert f"expected text files, got the folder {tmp_path}" in failure("--input", tmp_path)
+    assert f"expected text files, got the directory {tmp_path}" in failure("--input", tmp_path)
     assert "b.gz: expected a whole gzip file, got a damaged one" in failure("--input", packed)
     assert "--workers: expected a positive number, got 0" in failure("--input", source, "--workers", 0)
     assert "--workers: expected none with --runner" in failure("--input", source, "--workers", 2, "--runner", "A")

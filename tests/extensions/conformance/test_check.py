@@ -76,7 +76,7 @@ def test_faults_of_the_graph(tmp_path):
     }
     messages = messages_of(root, dict(root.functions), tmp_path, "v1")
     for expected in (
-        "the folder's name is an integer, but: v1",
+        "the directory's name is an integer, but: v1",
         "there is a signature serving_default, but: serving_default",
         "no op calls Python, but: PyFunc",
         "nothing needs XLA, which the server has switched off, but: ",

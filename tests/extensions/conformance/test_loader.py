@@ -83,7 +83,7 @@ def test_rejected_requests(served, request_, message):
 
 
 def test_missing_files_and_packages(saved, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"expected the folder of a SavedModel, found no saved_model.pb in"):
+    with pytest.raises(FileNotFoundError, match=r"expected the directory of a SavedModel, found no saved_model.pb in"):
         loader.Servable(tmp_path)
     with pytest.raises(FileNotFoundError, match="the libraries of the package no-such, which is not installed"):
         loader._package("no_such")

@@ -112,7 +112,7 @@ TIME = "00:00:0{},000 --> 00:00:0{},000"
 
 
 class Same(Words):
-    """Copies texts with their white space."""
+    """Copies texts with their whitespace."""
 
     def _replies(self, texts, request):
         self.seen += texts

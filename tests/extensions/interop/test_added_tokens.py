@@ -140,7 +140,7 @@ def test_white_space_before_added_tokens_of_nllb(version, tmp_path):
 
 @pytest.mark.parametrize("family", ["m2m100", "marian", "nllb"])
 def test_a_checkpoint_keeps_added_tokens(family, with_names, tmp_path):
-    """Also the white space before NLLB's."""
+    """Also the whitespace before NLLB's."""
     folder, _ = with_names(family, CONFIG, False)
     options = languages(*PAIRS[family]) if family in PAIRS else {}
     translator = tt.Translator.from_pretrained(folder, **options)

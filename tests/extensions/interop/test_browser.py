@@ -109,7 +109,7 @@ def page(request, translator, tmp_path_factory):
     subprocess.run(build, check=True)
     failed = subprocess.run(build, capture_output=True)
     assert failed.returncode == 2 and failed.stderr.decode() == (
-        f"error: expected a new folder, but {folder / 'web'} exists\n"
+        f"error: expected a new directory, but {folder / 'web'} exists\n"
     )
     quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
     handler = functools.partial(quiet, directory=folder / "web")

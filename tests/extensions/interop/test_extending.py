@@ -124,7 +124,7 @@ REFUSED = {
     ),
     "^tokens: expected a list, .*, got '<term>'$": lambda many: many.with_tokens("<term>"),
     "^tokens: expected a list, .*, got \\[\\]$": lambda many: many.with_tokens([]),
-    "^tokens: expected printable text without white space, .* got 'a b'$": lambda many: many.with_tokens(["a b"]),
+    "^tokens: expected printable text without whitespace, .* got 'a b'$": lambda many: many.with_tokens(["a b"]),
     "^tokens: expected new ones, got 'un', which is in": lambda many: many.with_tokens(["un"]),
     "^tokens: expected text in the vocabulary's normal form, got '①'$": lambda many: own("unigram").with_tokens(["①"]),
     "^like: expected a token of the vocabulary, got 'xyz'$": lambda many: many.with_tokens(["<term>"], like="xyz"),

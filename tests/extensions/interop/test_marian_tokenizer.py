@@ -104,7 +104,7 @@ def decoded(tokenizer, ids):
 
 
 def readable(text) -> str:
-    """Replaces bytes that are not UTF-8 by spaces, and removes trailing white space."""
+    """Replaces bytes that are not UTF-8 by spaces, and removes trailing whitespace."""
     valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" "))
     return valid.numpy().decode().rstrip()
 

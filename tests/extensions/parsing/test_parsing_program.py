@@ -99,7 +99,7 @@ def test_wrong_arguments(files, tmp_path, capsys):
         ([*files_argv, "--min-length", 3], "unrecognized arguments: --min-length"),
         (
             [*files_argv, "--base", Path(train).parent, "--name", Path(train).name],
-            f"{train}: expected a folder to write",
+            f"{train}: expected a directory to write",
         ),
         (["--train", train, bad, "--dev", dev], "line 2: expected a bracketed tree, got one without its last 1"),
         ([*files_argv, "--test", empty], "expected trees with words in the test files, got none"),

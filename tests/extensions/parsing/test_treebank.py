@@ -152,7 +152,7 @@ def test_escapes_of_treebanks(written, word, tmp_path):
 
 @pytest.mark.parametrize("word", ["", " ", "a b", "\u3000", "a\x85", "a\n"])
 def test_words_with_white_space_are_rejected(word):
-    with pytest.raises(BadInput, match="^expected words of a tree without white space, got '"):
+    with pytest.raises(BadInput, match="^expected words of a tree without whitespace, got '"):
         as_line(Tree("TOP", [Tree("NN", [word])]))
 
 

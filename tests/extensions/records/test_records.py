@@ -142,7 +142,7 @@ def test_others_wait_until_records_are_written(corpus, tmp_path):
             assert writing.exists()
 
     write(corpus, tmp_path, report=meanwhile)
-    assert errors == [f"{writing.parent}: another process prepares records in this folder"] * 2
+    assert errors == [f"{writing.parent}: another process prepares records in this directory"] * 2
 
 
 def test_only_a_damaged_shard_is_made_again(corpus, written, tmp_path):
@@ -181,7 +181,7 @@ def test_a_folder_is_of_one_corpus_tokenizer_and_filters(corpus, other, written,
         (corpus, {"max_length": 99}, "max_length was .*, now 99"),
         (corpus, {"filters": tt.Filters(duplicates=True)}, "filters.duplicates was null, now true"),
     ):
-        with pytest.raises(tt.BadInput, match=f"holds other records: {difference}. Pass another folder"):
+        with pytest.raises(tt.BadInput, match=f"holds other records: {difference}. Pass another directory"):
             write(change, tmp_path, **options)
     manifest = json.loads((written.folder / "records.json").read_text())
     for content, message in (
@@ -200,7 +200,7 @@ def test_a_folder_is_of_one_corpus_tokenizer_and_filters(corpus, other, written,
 
 def test_other_peoples_folders_are_unchanged(corpus, tmp_path):
     (theirs := tmp_path / "records/shard-of-glass").mkdir(parents=True)
-    with pytest.raises(tt.BadInput, match="expected records or an empty folder, found shard-of-glass in it$"):
+    with pytest.raises(tt.BadInput, match="expected records or an empty directory, found shard-of-glass in it$"):
         write(corpus, tmp_path)
     assert list(theirs.parent.iterdir()) == [theirs]
     source = tt.sources.MemorySource(["a"], ["b"])

@@ -137,7 +137,7 @@ def test_what_the_program_refuses(tmp_path, capsys):
         (["--host", "a..b"], "--host, --port: expected a free address of this machine, got a..b:5000"),
         (["--char-limit", 0], "--char-limit: expected a positive number, got 0"),
         (["--body-limit", -1], "--body-limit: expected a positive number, got -1"),
-        (["--name", "a/b"], "--name: expected the name of a folder"),
+        (["--name", "a/b"], "--name: expected the name of a directory"),
         (["--port", 0], "nowhere"),
     ]:
         assert message in fails(program, ["nowhere", *options], capsys)

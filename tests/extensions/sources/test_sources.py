@@ -268,7 +268,7 @@ def test_what_is_not_a_tagged_source(tagged, message):
     """Tags are those of `check_symbols`."""
     with pytest.raises(tt.BadInput, match=f"^sources: expected sources {message}$"):
         TaggedSource(tagged)
-    with pytest.raises(tt.BadInput, match="^sources: expected printable text without white space, .* got 'to de'"):
+    with pytest.raises(tt.BadInput, match="^sources: expected printable text without whitespace, .* got 'to de'"):
         TaggedSource({"to de": MemorySource(["a"], ["b"])})
 
 

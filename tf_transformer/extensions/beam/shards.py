@@ -83,7 +83,7 @@ class BulkJob:
                 raise BadInput(f"expected text files, found none at {pattern}")
             paths += files
         if folders := [path for path in paths if os.path.isdir(path)]:
-            raise BadInput(f"expected text files, got the folder {folders[0]}")
+            raise BadInput(f"expected text files, got the directory {folders[0]}")
         model_folder(self.method.path)
         message = f"{self.prefix}: expected output that nothing else writes; it is being written"
         with locked(self.folder / "lock", message):

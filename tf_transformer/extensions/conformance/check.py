@@ -54,7 +54,7 @@ def check(path: str | os.PathLike[str]) -> list[Finding]:
         return list(_run("client", path))
     if not (path / "saved_model.pb").is_file():
         others = "Exports for CTranslate2 and transformers have no check"
-        raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}. {others}")
+        raise FileNotFoundError(f"expected the directory of a SavedModel, found no saved_model.pb in {path}. {others}")
     with quiet_import():
         import tensorflow as tf
     with tempfile.TemporaryDirectory() as parent:
@@ -95,7 +95,7 @@ def nodes_of(graph: Any) -> list[Any]:
 
 def _read(path: Path, plain: Path) -> Iterator[Finding]:
     """Yields findings from the files. `plain` is the directory under a name that TensorFlow reads."""
-    yield finding("the folder's name is an integer", [path.name] * (not path.name.isdigit()))
+    yield finding("the directory's name is an integer", [path.name] * (not path.name.isdigit()))
     graph = graph_of(path)
     if graph is None:
         yield Finding("FAIL", 'expected one graph tagged only "serve"')

@@ -69,7 +69,7 @@ class Servable:
 
     def __init__(self, path: str | Path, text_ops: Any = TEXT_OPS) -> None:
         if not (Path(path) / "saved_model.pb").is_file():
-            raise FileNotFoundError(f"expected the folder of a SavedModel, found no saved_model.pb in {path}")
+            raise FileNotFoundError(f"expected the directory of a SavedModel, found no saved_model.pb in {path}")
         self._c = c = _library(tuple(text_ops))
         self.version = c.TF_Version().decode()
         options, buffer = c.TF_NewSessionOptions(), c.TF_NewBuffer()

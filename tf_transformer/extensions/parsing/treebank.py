@@ -181,7 +181,7 @@ def with_brackets(word: str) -> str:
 def escaped(word: str) -> str:
     """Returns a word as a tree has it. Raises `BadInput` if it is empty or contains whitespace."""
     if not re.fullmatch(r"\S+", word):
-        raise BadInput(f"expected words of a tree without white space, got {shown(word)}")
+        raise BadInput(f"expected words of a tree without whitespace, got {shown(word)}")
     for pattern, replacement in ESCAPES:
         word = re.sub(pattern, replacement, word)
     return word

@@ -192,12 +192,12 @@ class Preparation:
         # `begin` removes shards of an unfinished start, so a directory with files of others must not pass for one.
         others = [path.name for path in before if not LEFTOVERS.fullmatch(path.name)]
         if others and self.folder / "records.json" not in before:
-            raise BadInput(f"{self.folder}: expected records or an empty folder, found {others[0]} in it")
+            raise BadInput(f"{self.folder}: expected records or an empty directory, found {others[0]} in it")
         if self.folder in (held := HELD.get()):
             yield
             return
         new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
-        message = f"{self.folder}: another process prepares records in this folder"
+        message = f"{self.folder}: another process prepares records in this directory"
         with locked(self.folder / ".lock", message):
             token = HELD.set(held | {self.folder})
             try:
@@ -274,7 +274,7 @@ class Preparation:
             if (file := self.folder / "records.json").exists():
                 stored = {name: value for name, value in read_json(file).items() if name in manifest}
                 if changed := differences(stored, manifest):
-                    raise BadInput(f"{self.folder} holds other records: {'; '.join(changed)}. Pass another folder.")
+                    raise BadInput(f"{self.folder} holds other records: {'; '.join(changed)}. Pass another directory.")
             else:
                 for unfinished in self.folder.glob("shard-*"):
                     shutil.rmtree(unfinished)

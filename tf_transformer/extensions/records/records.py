@@ -104,7 +104,7 @@ def check_shard(shard: Any, max_length: int) -> dict[str, Any]:
         raise BadInput(f"expected {', '.join(SHARD)} of every shard, got other fields")
     shard = check_kinds(shard, SHARD)
     if Path(shard["shard"]).name != shard["shard"]:
-        raise BadInput(f"expected the name of a folder next to it, got {shard['shard']!r}")
+        raise BadInput(f"expected the name of a directory next to it, got {shard['shard']!r}")
     counts = [*shard["lengths"], *shard["tokens"], *shard["filtered"].values()]
     wrong = len(shard["lengths"]) != max_length + 1 or len(shard["tokens"]) != 2
     if wrong or any(type(count) is not int or not 0 <= count < 2**48 for count in counts):

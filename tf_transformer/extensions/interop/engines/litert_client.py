@@ -34,7 +34,7 @@ LIMITS = ("beam_size", "max_length", "max_source_length", "extra_length")  # int
 CODE = "(?s:>>.*?<<)"  # target language at the start of a text, as in ">>fra<< Good morning."
 UNKNOWN = 3  # Smaller ids are control tokens.
 BYTES_OF_A_TOKEN = 64  # SentencePiece's longest piece has 16 characters.
-CONTROLS = dict.fromkeys(range(32), " ")  # Control characters count as white space.
+CONTROLS = dict.fromkeys(range(32), " ")  # Control characters count as whitespace.
 MAX_BYTES = 2**26  # JSON and tokenizer files are read as a whole.
 BATCH_SIZE = 32
 STANDARD_ERROR = threading.RLock()
@@ -65,7 +65,7 @@ class _Translator(abc.ABC):
         path = _newest(Path(os.path.expanduser(path)), self.MODEL)
         for name in (self.MODEL, "model.json"):
             if not (path / name).is_file():
-                message = f"expected the folder of {self.KIND} or of its versions, found no {name} in {path}"
+                message = f"expected the directory of {self.KIND} or of its versions, found no {name} in {path}"
                 raise FileNotFoundError(message)
         self._lock: Any = threading.Lock()
         with _reading(path, self.KIND):
@@ -275,7 +275,7 @@ def opened(path: str | os.PathLike[str], threads: int = 1) -> _Translator:
         if (folder / name).is_file():
             return kind(folder, threads)
     names = " or ".join(kinds)
-    raise FileNotFoundError(f"expected the folder of an export or of its versions, found no {names} in {folder}")
+    raise FileNotFoundError(f"expected the directory of an export or of its versions, found no {names} in {folder}")
 
 
 class _Signature:

@@ -254,7 +254,7 @@ class Checkpoint:
     def added(self) -> dict[str, Added]:
         """Tokens that tokenizer_config.json, tokenizer.json and added_tokens.json list, if they exist."""
         special, tokens, file = set(self.listed), dict[str, Added](), self.read_optional("tokenizer.json")
-        # Before a special token, a normalizer of `transformers` 4 strips white space, and one of 5 does not.
+        # Before a special token, a normalizer of `transformers` 4 strips whitespace, and one of 5 does not.
         strips = not file or "'Strip'" in str(file.get("normalizer"))
         for name in ("tokenizer_config.json", "tokenizer.json", "added_tokens.json"):
             values = self.read_optional(name)

@@ -41,8 +41,8 @@ def folder_of(name: str | os.PathLike[str], owner: str = "", revision: str | Non
     if path.is_dir():
         return newest(path, *WEIGHTS) or path
     if not (HUB_NAME.fullmatch(name) if revision else is_hub_name(name)):
-        raise BadInput(f"expected a checkpoint's folder or a model's name on the Hugging Face hub, {found_in(path)}")
-    purpose = f"expected a checkpoint's folder, found none at {name}; downloading a model of this name"
+        raise BadInput(f"expected a checkpoint's directory or a model's name on the Hugging Face hub, {found_in(path)}")
+    purpose = f"expected a checkpoint's directory, found none at {name}; downloading a model of this name"
     huggingface_hub = import_extra("huggingface_hub", "hub", purpose)
     model = f"{owner}/{name}" if owner and "/" not in name else name
     try:
@@ -57,8 +57,8 @@ def folder_of(name: str | os.PathLike[str], owner: str = "", revision: str | Non
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         reason = re.sub(r"^.*\b\w*(?:Connect|Timeout)\w*: ", "no connection to the hub: ", reason)
         raise BadInput(
-            f"expected a model's folder, found none at {name}; or a model's name on the Hugging Face hub, got no model "
-            f"{model}{f' at revision {revision}' if revision else ''}: {reason}"
+            f"expected a model's directory, found none at {name}; or a model's name on the Hugging Face hub, "
+            f"got no model {model}{f' at revision {revision}' if revision else ''}: {reason}"
         ) from None
     raise BadInput(f"{model}: expected one of {', '.join(WEIGHTS)} in this model of the hub, found none")
 

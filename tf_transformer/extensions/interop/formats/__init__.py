@@ -39,12 +39,12 @@ def _save_portable(
 # A program lists all formats in its help, so a format's module is imported when it saves.
 _ROUNDED, _PORTABLE = ("float32", "int8"), frozenset({"metadata", "check", "max_length"})
 LITERT = Format(
-    "litert", "a folder for LiteRT", "litert", _ROUNDED, _PORTABLE, functools.partial(_save_portable, _litert)
+    "litert", "a directory for LiteRT", "litert", _ROUNDED, _PORTABLE, functools.partial(_save_portable, _litert)
 )
-ONNX = Format("onnx", "a folder for ONNX", "onnx", _ROUNDED, _PORTABLE, functools.partial(_save_portable, _onnx))
+ONNX = Format("onnx", "a directory for ONNX", "onnx", _ROUNDED, _PORTABLE, functools.partial(_save_portable, _onnx))
 CTRANSLATE2 = Format(
     "ctranslate2",
-    "a folder for CTranslate2",
+    "a directory for CTranslate2",
     "ctranslate2",
     ("float32", "int8", "int16", "float16", "bfloat16"),
     frozenset(),

@@ -172,7 +172,7 @@ def _card(translator: TextModel, name: str) -> str:
         "```python",
         "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer",
         "",
-        f"name = {json.dumps(name)}  # the folder, or the model's name on the hub",
+        f"name = {json.dumps(name)}  # the directory, or the model's name on the hub",
         f"tokenizer = AutoTokenizer.from_pretrained(name{options})",
         "model = AutoModelForSeq2SeqLM.from_pretrained(name)",
         'batch = tokenizer(["Two doors."], padding=True, return_tensors="pt")',
