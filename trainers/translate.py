@@ -52,6 +52,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_intermixed_args(ours)
     if args.output == "":
         parser.error("--output: expected a path, got an empty one")
+    if args.output and not args.input and args.output.endswith(".gz"):
+        parser.error(f"--output: expected a name without .gz, since one file is not compressed, got {args.output}")
     if args.json and args.scores:
         parser.error("--scores: cannot be combined with --json, which has scores")
     if args.n_best and not args.json:

@@ -9,6 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from programs import fails
 from test_documents import Words
 
 import tf_transformer as tt
@@ -86,9 +87,12 @@ def test_files_of_other_kinds_are_warned_about(name, options, warning, tmp_path,
 
 @pytest.mark.parametrize("option", ["--json", "--scores", "--input=x"])
 def test_a_document_is_one_text(option, capsys):
-    with pytest.raises(SystemExit):
-        translate.main(["nowhere", "--document", option])
-    assert "--document: cannot be combined" in capsys.readouterr().err
+    assert "--document: cannot be combined" in fails(translate, ["nowhere", "--document", option], capsys)
+
+
+def test_one_file_is_not_compressed(capsys):
+    line = fails(translate, ["nowhere", "text.en", "--output", "text.de.gz"], capsys)
+    assert line.endswith("expected a name without .gz, since one file is not compressed, got text.de.gz")
 
 
 @pytest.mark.program
