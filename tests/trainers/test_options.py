@@ -137,7 +137,7 @@ def test_languages_are_the_ends_of_the_files_names(train, expected):
         (["--from", "nowhere", "--tokenizer", "a"], "--from: cannot be combined with --tokenizer"),
         (["--tokenizer", os.devnull], "expected"),
         (["--tokenizer", "a", "--vocab-size", "7"], "--tokenizer: cannot be combined with --vocab-size or"),
-        (["--from", os.devnull], "expected a SavedModel, a run or a checkpoint, found a file, no folder"),
+        (["--from", os.devnull], "expected a SavedModel, a run or a checkpoint, found a file, no directory"),
         (["--from", M2M100, "--train", "nowhere.en", "nowhere.de"], "target_language: expected one of 100 languages, "),
         (["--vocab-size", "90000"], "for this text, got 90000"),
         (["--columns", "en", "de"], "--columns: expected --parquet as well"),

@@ -87,7 +87,7 @@ def test_what_another_folder_is_and_what_opens_it(tmp_path, capsys):
     lite, engine = "a LiteRT export, .*/7, which tt.load", "an export for CTranslate2, .*/7, which ctranslate2.Transl"
     of_run, of_checkpoint = "export --run .*/run --name", "a pretrained checkpoint, .* --pretrained .*/marian --name"
     expected = {
-        tt.load: {"ctranslate2": engine, "records": "tt.Records", "file": "a file, no folder"},
+        tt.load: {"ctranslate2": engine, "records": "tt.Records", "file": "a file, no directory"},
         tt.Translator.from_pretrained: {"litert/7": lite, "onnx/7": onnx, "ctranslate2/7": engine},
         saved_model_of: {"run": of_run, "litert": lite, "marian": of_checkpoint, "ctranslate2": engine},
         model_folder: {"run": of_run, "marian": of_checkpoint, "nowhere": "found nothing at", "records": "prepared"},
