@@ -164,7 +164,8 @@ def test_several_folders_are_runs_or_raise(saved, tmp_path):
     for loads in (tt.load, tt.Translator.from_pretrained, tt.Parser.from_pretrained):
         for none in ([], (), iter([]), {}, {"runs": 1}):
             with pytest.raises(
-                tt.BadInput, match="^(path: )?expected (a directory|a run's|a path|text).*, got |expected a run's directory"
+                tt.BadInput,
+                match="^(path: )?expected (a directory|a run's|a path|text).*, got |expected a run's directory",
             ):
                 loads(none)
         with pytest.raises(tt.BadInput, match="^path: expected text, a path or a list, got None$"):
