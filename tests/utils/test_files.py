@@ -3,6 +3,7 @@
 import fcntl
 import gzip
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -59,6 +60,17 @@ class Entry(os.PathLike):
         raise AssertionError("expected os.fspath, got str")
 
     __repr__ = __str__
+
+
+@pytest.mark.parametrize("new", [new_file, new_folder])
+def test_a_full_disk_names_the_file(new, tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (7, before[1]))  # bytes
+    try:
+        with pytest.raises(OSError, match=f"File too large: '{tmp_path}/big'$"), new(tmp_path / "big") as path:
+            (path / "part" if path.is_dir() else path).write_bytes(b"eleven more")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(home, translator, saved):

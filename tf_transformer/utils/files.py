@@ -2,6 +2,7 @@
 
 import codecs
 import contextlib
+import errno
 import glob
 import gzip
 import hashlib
@@ -22,6 +23,7 @@ from typing import Any
 
 from tf_transformer.utils.values import BadInput, shown
 
+FULL = errno.ENOSPC, errno.EFBIG, errno.EDQUOT  # errors of a disk, a file size and a quota
 _unfinished = set[Path]()  # temporary files of this process
 
 
@@ -96,6 +98,17 @@ def one_line(text: str) -> str:
 
 
 @contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Adds the path to an error of a full disk, which names no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
 def new_file(path: str | os.PathLike[str], rescue: Callable[[Path], None] | None = None) -> Iterator[Path]:
     """Yields a temporary file to write, and moves it to `path` at the end of the block, with the mode of what it
     replaces.
@@ -119,7 +132,8 @@ def new_file(path: str | os.PathLike[str], rescue: Callable[[Path], None] | None
         raise OSError(error.errno, error.strerror, str(path)) from error  # names the requested file
     _unfinished.add(temporary)
     try:
-        yield temporary
+        with _naming(path):
+            yield temporary
         # To the disk before the rename: after a power failure, the name could belong to an empty file.
         flush(temporary)
         if mode is not None:
@@ -189,7 +203,8 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     folder = hidden / path.name
     try:
         folder.mkdir()
-        yield folder
+        with _naming(path):
+            yield folder
         flush(folder)
         try:
             if path.exists():  # a rename would replace an empty directory
