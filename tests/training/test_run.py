@@ -384,7 +384,7 @@ def test_a_history_has_columns_and_a_short_text():
 
 def test_a_folder_of_other_files_is_an_error(tmp_path):
     (tmp_path / "thesis.tex").write_text("...")
-    with pytest.raises(tt.BadInput, match="found other files and no config.json"):
+    with pytest.raises(tt.BadInput, match="got files without config.json"):
         Run(tmp_path).exists({})
     with pytest.raises(tt.BadInput, match="thesis.tex: expected a run's directory, found a file$"):
         Run(tmp_path / "thesis.tex").exists({})

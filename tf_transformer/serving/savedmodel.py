@@ -55,9 +55,7 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
     """
     path = user_path(path)
     if not is_version(path.name):
-        raise BadInput(
-            f"path: expected a directory <name>/<integer version>, since a server finds no other, got {path}"
-        )
+        raise BadInput(f"path: expected a directory <name>/<integer version>, since servers find no other, got {path}")
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     export.describe(name=path.absolute().parent.name, version=path.name, created=created)
     # In a hidden directory, renamed when it is complete: a server loads a version as soon as it sees it.

@@ -99,9 +99,7 @@ class Run:
             names = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
             names -= {"tokenizer.model", LOCK, IDS, START, f".{START}"}
             if not all(name.endswith(".tmp") for name in names):
-                raise BadInput(
-                    f"{self.path}: expected a run or an empty directory, found other files and no config.json"
-                )
+                raise BadInput(f"{self.path}: expected a run or an empty directory, got files without config.json")
             return False
         before = self.settings()
         # A run stores its start, so it is resumed without. Runs of earlier versions have no checksum of the dev set.
