@@ -60,3 +60,9 @@ def test_the_citation_is_of_this_version():
     from tf_transformer.utils.version import __version__
 
     assert f"\nversion: {__version__}\n" in pages.read("CITATION.cff")
+
+
+def test_the_tests_that_ci_names_exist():
+    for script in (pages.ROOT / ".ci").iterdir():
+        for path in re.findall(r"(?<![\w/.])tests/[\w/]+(?:\.py)?", script.read_text(encoding="utf-8")):
+            assert (pages.ROOT / path).exists(), f"{script.name}: {path}"

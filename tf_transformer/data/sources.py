@@ -450,3 +450,28 @@ class HeldOut(Wrapper):
         texts = untagged(source, self.symbols).strip(), target.strip()
         of_source, of_target = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) for text in texts)
         return of_source, of_target
+
+
+def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """Returns what differs between two settings, with names and both values, so that a user can change them back."""
+    changes, names = list[str](), list(dict.fromkeys([*before, *now]))
+    if {"sha256"} <= before.keys() & now.keys():
+        # A training set with a checksum may be moved or renamed.
+        names = [name for name in names if name not in ("sha256", "train")]
+        if before["sha256"] != now["sha256"]:
+            values = now.get("train"), before["sha256"], now["sha256"]
+            columns = (value if isinstance(value, list) else [value] for value in values)
+            files = [str(file) for file, old, new in zip(*columns, strict=False) if file and old != new]
+            changes.append("the training set has changed" + (f": {', '.join(files)}" if files else ""))
+    for name in names:
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changes += differences(old, new, f"{prefix}{name}.")
+        elif name == "dev" and old != new:
+            changes.append("the dev set has changed")
+        elif old != new and (old or new):  # an option missing from another version counts as off
+            # Rates as people write them, unless that hides the difference: Keras has all digits of a float32.
+            short = [json.dumps(float(f"{x:.7g}") if isinstance(x, float) else x) for x in (old, new)]
+            was, is_now = short if short[0] != short[1] else (json.dumps(old), json.dumps(new))
+            changes.append(f"{prefix}{name} was {was}, now {is_now}")
+    return changes

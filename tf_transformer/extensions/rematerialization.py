@@ -40,8 +40,8 @@ def rematerialized(
             return context(ops.zeros(()), training=True)
 
     # Keras 3.16 would wrap the function for `training`, which this call has from its context.
-    others = {name: value for name, value in kwargs.items() if name != "training"}
-    computed = keras.layers.Layer.rematerialized_call(layer, compute_again, *args, **others)
+    options = {name: value for name, value in kwargs.items() if name != "training"}
+    computed = keras.layers.Layer.rematerialized_call(layer, compute_again, *args, **options)
     if computed is compute_again:  # The scope is for other layers.
         return layer_call
     for inner in layer._flatten_layers(include_self=False):

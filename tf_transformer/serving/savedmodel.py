@@ -58,7 +58,7 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
         raise BadInput(f"path: expected a directory <name>/<integer version>, since servers find no other, got {path}")
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     export.describe(name=path.absolute().parent.name, version=path.name, created=created)
-    # In a hidden directory, renamed when it is complete: a server loads a version as soon as it sees it.
+    # A server loads a version as soon as it sees it, so a hidden directory is filled and then renamed.
     with new_folder(path) as folder:
         # Nodes of custom gradients, such as swish's, name tensors inside functions, which `compact` renames.
         saving = tf.saved_model.SaveOptions(experimental_custom_gradients=False)

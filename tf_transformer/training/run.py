@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from tf_transformer.config import BadInput
+from tf_transformer.data.sources import differences
 from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.models.weights import wake_adapters
 from tf_transformer.training import losses, optimizer
@@ -23,7 +24,7 @@ from tf_transformer.training.recipe import CHANGEABLE, Recipe
 from tf_transformer.utils.files import checksum, flush, locked, user_path, write_json, write_text
 from tf_transformer.utils.reading import check_file, check_h5, check_kinds, made_of, read_json, reading, with_new_names
 from tf_transformer.utils.terminal import say
-from tf_transformer.utils.values import Count, Natural, checked, differences
+from tf_transformer.utils.values import Count, Natural, checked
 
 VERSION = 1  # format of config.json
 RENAMED = {"WarmupSchedule": optimizer.RENAMED, "SmoothedCrossEntropy": losses.RENAMED}

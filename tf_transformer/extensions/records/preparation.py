@@ -33,6 +33,7 @@ from tf_transformer.data.sources import (
     Row,
     Source,
     Wrapper,
+    differences,
     once,
     untagged,
 )
@@ -42,11 +43,11 @@ from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import locked, user_path, write_json
 from tf_transformer.utils.reading import read_json
 from tf_transformer.utils.terminal import say
-from tf_transformer.utils.values import Count, check_fields, checked, differences
+from tf_transformer.utils.values import Count, check_fields, checked
 
 # Names of files that a stopped program may leave in the directory.
 LEFTOVERS = re.compile(r"\.lock|unpacked|log|tokenizer\.model|records\.json|(\.export-)?shard-\d{5,}(-\w+)?|.*\.tmp")
-# Folders that this thread has locked, so that `run` may call `begin`. Other threads must wait.
+# Directories that this thread has locked, so that `run` may call `begin`. Other threads must wait.
 HELD = ContextVar[frozenset[Path]]("HELD", default=frozenset())
 BUCKET_PAIRS = 4_000_000  # pairs whose hashes are compared at a time, in 100 MB of memory
 # A hash of 128 bits is two integers, since NumPy has none so large.

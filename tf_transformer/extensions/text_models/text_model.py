@@ -14,12 +14,7 @@ from tf_transformer.decoding.text_model import padded
 from tf_transformer.inference.engine import strings_in
 from tf_transformer.layers import PositionalEmbedding
 from tf_transformer.masks import PAD_ID
-from tf_transformer.tokenizers.strings import (
-    split_words,
-    split_words_in_graph,
-    truncate_in_graph,
-    truncate_texts,
-)
+from tf_transformer.tokenizers.strings import split_words, split_words_in_graph, truncate_in_graph, truncate_texts
 from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID, Tokenizer
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor

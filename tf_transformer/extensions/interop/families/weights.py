@@ -157,8 +157,7 @@ class Assignment:
         for name in others:
             if not np.array_equal(self.take(name), table):
                 raise BadInput(f"{name}: expected the values of {first}, got others")
-        # A copy in our order of ids would be a second table in memory. Only TensorFlow assigns rows in place, and only
-        # to a variable on one device.
+        # TensorFlow assigns rows of a variable on one device in place. Elsewhere, a reordered copy takes memory, too.
         if keras.backend.backend() != "tensorflow" or isinstance(variable.value, tf.distribute.DistributedValues):
             variable.assign(np.asarray(table[rows], "float32"))
             return

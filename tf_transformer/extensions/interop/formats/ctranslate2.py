@@ -67,7 +67,7 @@ def save(translator: TextModel, path: str | os.PathLike[str], quantization: Quan
     spec.config.bos_token = spec.config.decoder_start_token = vocabulary[BOS_ID]
     spec.config.eos_token = vocabulary[EOS_ID]
     spec.config.unk_token = vocabulary[UNKNOWN_ID]
-    # CTranslate2's own default is no EOS.
+    # By default, CTranslate2 appends no EOS.
     spec.config.add_source_eos = True
     spec.validate()
     spec.optimize(quantization)
