@@ -181,7 +181,7 @@ def test_a_finished_trial_is_not_run_again(tmp_path, monkeypatch, capsys):
     assert [line["trial"] for line in run.read(tmp_path / "lines.jsonl")] == [
         trial.described for trial in plan.trials_of("positions", [])
     ]
-    run.main([*argv[:2], "--hours", "0"])
+    run.main([*argv[:4], "--results", str(tmp_path / "none.jsonl"), "--hours", "0"])
     assert "no time left" in capsys.readouterr().out
 
 
