@@ -1,5 +1,8 @@
 """A corpus of TensorFlow Datasets: its splits and ranges of them, in shards, in records and for a trainer."""
 
+import gzip
+import hashlib
+
 import pytest
 from programs import trainer_of
 
@@ -63,3 +66,31 @@ def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
     trainer = trainer_of(translation, [*argv, "--prepared", tmp_path / "records"])
     assert (trainer.corpus.dev, trainer.corpus.test) == (loaded.dev, loaded.test)
     assert trainer.corpus.languages == ("en", "de") and trainer.config.vocab_size == 400
+
+
+@pytest.mark.parametrize(("language", "subsets"), [("de", 3), ("fr", 5)])
+def test_wmt_2014(language, subsets, tmp_path, monkeypatch):
+    """From small files with the names of those in its archives, which TFDS downloads and reads."""
+    import tensorflow_datasets as tfds
+    import tree
+    from tensorflow_datasets.translate import wmt
+
+    lines = [f"sentence {number}" for number in range(5)]
+
+    def extracted(url):
+        folder = tmp_path / hashlib.sha256(url.encode()).hexdigest()
+        of_language = (subset for subset in wmt.DATASET_MAP.values() if language in subset.sources)
+        for subset in of_language:
+            for name in filter(None, subset.get_path(language) if url in subset.get_url(language) else ()):
+                file, segments = folder / name, (f'<seg id="{i}">{line}</seg>' for i, line in enumerate(lines))
+                file.parent.mkdir(parents=True, exist_ok=True)
+                text = "\n".join(segments if ".sgm" in name else lines).encode()
+                file.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+        return folder
+
+    monkeypatch.setattr(
+        tfds.download.DownloadManager, "download_and_extract", lambda self, urls: tree.map_structure(extracted, urls)
+    )
+    corpus = tt.TfdsCorpus(f"wmt14_translate/{language}-en", ("en", language), tmp_path)
+    assert sorted(corpus.train.sentences()) == sorted(2 * subsets * lines)
+    assert [sorted(texts) for texts in (*corpus.dev, *corpus.test)] == [lines] * 4
