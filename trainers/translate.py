@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import tf_transformer as tt
-from tf_transformer.extensions.documents.document import FORMATS, decoded
+from tf_transformer.extensions.documents.document import FORMATS, READERS, decoded
 from tf_transformer.utils.files import lines_in, lines_of, open_text, user_path, write_text
 
 from . import pipelines
@@ -98,7 +98,11 @@ def translate_document(args: argparse.Namespace) -> None:
     with contextlib.nullcontext(sys.stdin.buffer) if args.source == "-" else open_text(args.source) as file:
         content = file.read()
     format = args.document or FORMATS[0]
-    text, encoding = decoded(content, format)
+    try:
+        text, encoding = decoded(content, format)
+        READERS[format](text)  # before a model is loaded
+    except tt.BadInput as error:
+        raise tt.BadInput(f"{'standard input' if args.source == '-' else args.source}: {error}") from error
     warn_of_kind(args.source, args.document)
     model = engine(args.model, vars(args), batch_size=args.batch_size or 32)
     written = model.document(text, format, **of_calls(vars(args)))

@@ -90,6 +90,16 @@ def test_a_document_is_one_text(option, capsys):
     assert "--document: cannot be combined" in fails(translate, ["nowhere", "--document", option], capsys)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [("a.srt", b"WEBVTT", "line 1: expected a time such as"), ("a.xml", b"<p>", "document: expected well-formed XML")],
+)
+def test_a_document_of_another_format_is_an_error(name, text, message, tmp_path, capsys):
+    (tmp_path / name).write_bytes(text)
+    line = fails(translate, ["nowhere", tmp_path / name, "--document", name[2:]], capsys)
+    assert f"{tmp_path / name}: {message}" in line
+
+
 def test_one_file_is_not_compressed(capsys):
     line = fails(translate, ["nowhere", "text.en", "--output", "text.de.gz"], capsys)
     assert line.endswith("expected a name without .gz, since one file is not compressed, got text.de.gz")
