@@ -386,8 +386,9 @@ def test_a_folder_of_other_files_is_an_error(tmp_path):
     (tmp_path / "thesis.tex").write_text("...")
     with pytest.raises(tt.BadInput, match="got files without config.json"):
         Run(tmp_path).exists({})
-    with pytest.raises(tt.BadInput, match="thesis.tex: expected a run's directory, found a file$"):
-        Run(tmp_path / "thesis.tex").exists({})
+    for path in (tmp_path / "thesis.tex", tmp_path / "thesis.tex" / "run" / "1"):
+        with pytest.raises(tt.BadInput, match="thesis.tex: expected a directory, found a file$"):
+            Run(path).exists({})
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(tt.BadInput, match="config.json: expected a JSON object, got something else"):
         Run(tmp_path).exists({})

@@ -93,8 +93,8 @@ class Run:
         Raises:
             BadInput: If the directory holds a run with other settings, or something else.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise BadInput(f"{self.path}: expected a run's directory, found a file")
+        if files := [path for path in (self.path, *self.path.parents) if path.exists() and not path.is_dir()]:
+            raise BadInput(f"{files[0]}: expected a directory, found a file")
         if not (self.path / "config.json").exists():
             # A process that was killed before it wrote config.json leaves these, and .tmp files.
             names = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
