@@ -40,7 +40,19 @@ def assert_rejected(function, message):
 # JSON and configurations
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff{}", b'"a\nb"', b"[" * 10**5, b'{"a": ' + b"9" * 5000 + b"}"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[]",
+        b"\xff{}",
+        b'"a\nb"',
+        b"[" * 10**5,
+        b'{"a": ' + b"9" * 5000 + b"}",
+        b'{"\\ud800": 1}',
+        b'{"a": "\\udfff"}',
+    ],
+)
 def test_json_of_another_kind(tmp_path, content):
     file = tmp_path / "a.json"
     file.write_bytes(content)
