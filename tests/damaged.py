@@ -33,7 +33,6 @@ from tf_transformer.extensions.records.preparation import Preparation
 from tf_transformer.extensions.records.records import Records
 from tf_transformer.extensions.sources import ParquetSource, TextSource
 from tf_transformer.models.families import load_tokenizer
-from tf_transformer.serving.savedmodel import read_export
 from tf_transformer.training.callbacks import Checkpoints
 from tf_transformer.training.run import Run
 from tf_transformer.utils.files import checksum
@@ -199,8 +198,8 @@ def saved_model(folder):
     tt.Translator(new_model(), text_of(folder)[-1]).save(folder / "model/1", source_language="en")
 
     def read():
-        read_export(folder / "model/1")
-        use(tt.load(folder / "model/1"))
+        tt.load(folder / "model/1")
+        use(tt.Translator.from_pretrained(folder / "model/1"))
 
     return read
 
