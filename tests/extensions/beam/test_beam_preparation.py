@@ -63,7 +63,7 @@ import sys
 from trainers import prepare
 from trainers.command import load_backend, run_program
 load_backend()
-from tf_transformer.data import records
+from tf_transformer.extensions.records import records
 records.SHARD_LINES = 5_000
 run_program(lambda: prepare.main(sys.argv[1:]))
 """
