@@ -100,7 +100,7 @@ def translate_document(args: argparse.Namespace) -> None:
     format = args.document or FORMATS[0]
     try:
         text, encoding = decoded(content, format)
-        READERS[format](text)  # before a model is loaded
+        READERS[format](text)  # The model takes longer to load than a document to read.
     except tt.BadInput as error:
         raise tt.BadInput(f"{'standard input' if args.source == '-' else args.source}: {error}") from error
     warn_of_kind(args.source, args.document)

@@ -65,7 +65,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Returns the object in a JSON file of at most `MOST_BYTES`. Anything else is `BadInput`."""
     with reading(path, "a JSON object"):
         value = json.loads(read_bytes(path).decode())
-        json.dumps(value, ensure_ascii=False).encode()  # raises for half a surrogate pair, which no file could hold
+        json.dumps(value, ensure_ascii=False).encode()  # raises for a lone surrogate, which UTF-8 cannot encode
         if not isinstance(value, dict):
             raise ValueError(type(value).__name__)
         return value

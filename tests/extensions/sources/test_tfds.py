@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+from unittest.mock import Mock
 
 import pytest
 from programs import trainer_of
@@ -94,3 +95,14 @@ def test_wmt_2014(language, subsets, tmp_path, monkeypatch):
     corpus = tt.TfdsCorpus(f"wmt14_translate/{language}-en", ("en", language), tmp_path)
     assert sorted(corpus.train.sentences()) == sorted(2 * subsets * lines)
     assert [sorted(texts) for texts in (*corpus.dev, *corpus.test)] == [lines] * 4
+
+
+def test_packages_that_a_corpus_needs(tmp_path, monkeypatch):
+    import tensorflow_datasets as tfds
+
+    lacks = Mock(side_effect=ImportError("Failed importing parser"))
+    monkeypatch.setattr(tfds.download.DownloadManager, "download_and_extract", lacks)
+    source = tt.sources.TfdsSource("wmt14_translate/de-en", data_dir=tmp_path)
+    message = "^wmt14_translate/de-en: expected the packages that TFDS needs for it, got Failed importing parser$"
+    with pytest.raises(tt.BadInput, match=message):
+        list(source.pairs())

@@ -75,7 +75,10 @@ class TfdsSource(Source):
         if missing := set(self.languages) - set(builder.info.features):
             languages = ", ".join(builder.info.features)
             raise BadInput(f"{self.name}: expected languages among {languages}, got {', '.join(sorted(missing))}")
-        builder.download_and_prepare()
+        try:
+            builder.download_and_prepare()
+        except ImportError as error:  # TFDS does not install the packages of all corpora.
+            raise BadInput(f"{self.name}: expected the packages that TFDS needs for it, got {error}") from error
         self._ranges(builder)
         return builder
 
