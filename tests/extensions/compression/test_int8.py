@@ -31,8 +31,8 @@ def by_hand(x, matrix):
     row_scale = np.abs(x).max(axis=1, keepdims=True)
     column_scale = np.abs(matrix).max(axis=0, keepdims=True)
     rows = np.rint(x * np.float32(127) / row_scale).astype(int)
-    columns = np.rint(matrix * np.float32(127) / column_scale).astype(int)
-    return (rows @ columns) * (row_scale.astype(float) * column_scale.astype(float) / 127**2)
+    columns = np.rint(matrix * np.float32(64) / column_scale).astype(int)
+    return (rows @ columns) * (row_scale.astype(float) * column_scale.astype(float) / (127 * 64))
 
 
 @needs_int8
@@ -46,7 +46,7 @@ def test_int8_product_is_that_of_integers(B, d, n, transposed, seed):
     output = int8.int8_product(x, integers.T if transposed else integers, largest, transposed)
     expected = by_hand(x, matrix)
     # A component that lies between two whole numbers may be rounded to either.
-    step = np.abs(x).max(axis=1, keepdims=True) * np.abs(matrix).max(axis=0) / 127
+    step = np.abs(x).max(axis=1, keepdims=True) * np.abs(matrix).max(axis=0) / 64
     np.testing.assert_array_less(np.abs(output - expected), 1e-5 * np.abs(expected) + 1.01 * step)
     assert np.mean(np.abs(output - expected) > 1e-4 * step) < 0.05
 
@@ -70,8 +70,35 @@ def test_whole_numbers_stand_for_their_weights_to_half_a_step():
     for axis in (0, 1):
         integers, largest = int8.quantized(matrix, axis)
         dequantized = integers * np.expand_dims(largest, axis) / 127
-        assert integers.dtype == np.int8 and (np.abs(integers).max(axis) == np.where(largest > 0, 127, 0)).all()
+        assert integers.dtype == np.int8 and (np.abs(integers).max(axis) == np.where(largest > 0, 64, 0)).all()
         assert (np.abs(dequantized - matrix) <= np.expand_dims(largest, axis) / 253).all()
+
+
+@needs_int8
+@pytest.mark.parametrize("transposed", [False, True])
+def test_sums_do_not_saturate(transposed):
+    """The largest weights meet the largest inputs of their sign, at which pairs of products are largest in 16 bits."""
+    random = np.random.default_rng(5)
+    signs = random.choice([-1, 1], size=(512, 31))
+    matrix = (signs * random.uniform(0.9, 1, size=(512, 31))).astype("float32")
+    x = np.concatenate([signs.T, -signs.T, np.ones((2, 512))]).astype("float32")
+    integers, largest = int8.quantized(matrix, axis=0)
+    output = int8.int8_product(x, integers.T if transposed else integers, largest, transposed)
+    expected = (x.astype(int) @ integers) * (largest / 127.0)
+    np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_int8
+def test_files_of_earlier_versions():
+    """Their integers go up to 127, with the magnitude that 127 stands for beside them, as now."""
+    random = np.random.default_rng(6)
+    integers = random.integers(-127, 128, size=(64, 24)).astype("int8")
+    integers[1::2] = 0  # One weight in each pair does not saturate without VNNI.
+    scales = random.uniform(0.5, 2, 24).astype("float32")
+    x = random.integers(-127, 128, size=(3, 64)).astype("float32")
+    x[:, 0] = 127
+    expected = x @ (integers * (scales / 127))
+    np.testing.assert_allclose(int8.int8_product(x, integers, scales), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_small_matrices_stay_float32(monkeypatch):

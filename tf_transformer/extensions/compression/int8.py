@@ -1,10 +1,11 @@
 """Matmuls of 8-bit integers, for serving on CPUs: `Int8`, the dtype policy of a `Transformer`.
 
-Each output channel of a weight matrix, and each row of an input, is scaled so that its largest magnitude becomes 127.
-Sums of products are exact integers, so the rows of a product do not depend on each other. Everything else is float32,
-including small matrices, whose products take less time than converting the rows.
+Each row of an input is scaled so that its largest magnitude becomes 127, and each output channel of a weight matrix so
+that it becomes 64. Sums of products are then exact integers on every processor, so the rows of a product do not depend
+on each other. Everything else is float32, including small matrices, whose products take less time than converting the
+rows.
 
-On TensorFlow, oneDNN's operation `_QuantizedMatMul` computes the product. It exists on x86-64, but not on arm64.
+On TensorFlow, oneDNN's operation `_QuantizedMatMul` computes the product.
 """
 
 import functools
@@ -22,6 +23,9 @@ from tf_transformer.utils.files import plainly_named
 from tf_transformer.utils.type_names import Shape, Tensor
 
 INT8_MAX = 127.0
+# On x86-64 without VNNI, oneDNN makes rows unsigned, 0 to 255, and adds pairs of products in 16 bits, which saturate.
+# 2 * 255 * 64 still fits. oneDNN's guide describes it under "Nuances of int8 Computations".
+MAX_WEIGHT = 64
 MIN_INT8_ELEMENTS = 2**17  # elements of a dense layer's matrix from which 8 bits are faster, measured at 4 to 128 rows
 MIN_MAGNITUDE = 1e-30  # replaces 0 as the largest magnitude of a row of zeros
 
@@ -107,7 +111,7 @@ class Int8Embedding(PositionalEmbedding):
 def int8_weights(
     layer: keras.layers.Layer, name: str, shape: tuple[int, int], axis: int
 ) -> tuple[keras.Variable, keras.Variable]:
-    """Adds an int8 matrix to a layer. Returns its integers, and its largest magnitudes along `axis`."""
+    """Adds an int8 matrix to a layer. Returns its integers, and along `axis` the magnitudes that 127 stands for."""
     matrix = layer.add_weight(shape, "zeros", "int8", trainable=False, autocast=False, name=name)
     return matrix, layer.add_weight((shape[1 - axis],), "zeros", trainable=False, name=f"{name}_max")
 
@@ -115,7 +119,7 @@ def int8_weights(
 def rounded(layer: keras.layers.Layer, values: dict[str, np.ndarray], matrix: str, axis: int) -> list[np.ndarray]:
     """Returns the values of a layer's weights, in order, from those of a layer in float32 by name.
 
-    `matrix` names the one to round, if any, with its largest magnitudes along `axis`.
+    `matrix` names the one to round, if any, with its magnitudes of 127 along `axis`.
     """
     check_kernel()
     if matrix in values:
@@ -125,8 +129,9 @@ def rounded(layer: keras.layers.Layer, values: dict[str, np.ndarray], matrix: st
 
 
 def quantized(matrix: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds a matrix to int8. Returns the integers, and the largest magnitudes along `axis` before rounding."""
-    largest = np.abs(matrix).max(axis=axis, keepdims=True)
+    """Rounds a matrix to integers of at most `MAX_WEIGHT`. Returns them, and along `axis` the magnitudes of 127."""
+    # Files of earlier versions hold integers up to 127, so the magnitude of 127 decodes both.
+    largest = np.abs(matrix).max(axis=axis, keepdims=True) * np.float32(INT8_MAX / MAX_WEIGHT)
     integers = np.round(matrix * (INT8_MAX / np.maximum(largest, MIN_MAGNITUDE)))
     return integers.astype("int8"), largest.squeeze(axis).astype("float32")
 
@@ -134,7 +139,7 @@ def quantized(matrix: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
 def int8_product(x: Tensor, matrix: Tensor, largest: Tensor, transposed: bool = False) -> Any:
     """Multiplies float32 x [B, d] by an int8 matrix [d, n], or by the transpose of one [n, d]. Returns float32 [B, n].
 
-    `largest` [n] has the largest magnitude of each column before rounding, or of each row if transposed.
+    `largest` [n] has the magnitude that 127 stands for in each column, or in each row if transposed.
     """
     row_largest = ops.max(ops.abs(x), axis=-1, keepdims=True, initial=MIN_MAGNITUDE)  # [B, 1]
     integers = ops.cast(ops.round(x * (INT8_MAX / row_largest)), "int8")
