@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, overload
 from tf_transformer import registry
 from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, check_language, of_request
 from tf_transformer.utils.files import encoded, one_line
+from tf_transformer.utils.processor import saturates
 from tf_transformer.utils.terminal import Progress
 from tf_transformer.utils.values import BadInput, Count, checked, shown
 
@@ -378,6 +379,13 @@ def warn_of_truncated(long: Sequence[str | bytes], count: int) -> None:
         starts = [text[:40].decode("utf-8", "replace") if isinstance(text, bytes) else text[:40] for text in long[:3]]
         shown = ", ".join(f"{start!r}..." for start in starts) + (" and others" if len(long) > 3 else "")
         warn_the_caller(f"more tokens than the model reads in {len(long):,} of {count:,} texts, truncated: {shown}")
+
+
+def warn_of_saturation(path: object, metadata: Mapping[str, Any], onednn: bool = False) -> None:
+    """Warns if products of an export in int8 are known to saturate on this processor."""
+    if saturates(metadata, onednn):
+        reason = "larger ones saturate on processors without VNNI, such as this one, which makes outputs worse"
+        warn_the_caller(f"{path}: expected int8 weights of at most 64, since {reason}. Export the model again")
 
 
 def warn_the_caller(message: str) -> None:

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.inference.engine import UNUSED, Aligned, Engine, Hypothesis, Request, TranslationResult
+from tf_transformer.inference.engine import (
+    UNUSED,
+    Aligned,
+    Engine,
+    Hypothesis,
+    Request,
+    TranslationResult,
+    warn_of_saturation,
+)
 from tf_transformer.tokenizers.strings import check_tensorflow_text, truncate_texts
 from tf_transformer.utils.files import encoded, plainly_named
 from tf_transformer.utils.folders import saved_model_of
@@ -105,6 +113,7 @@ class SavedModel(Engine):
                 self._metadata = read_json(Path(described_at))
             kinds = {fact: int for fact in limits.values() if fact in self._metadata}
             described = check_kinds(self._metadata, kinds | ({"languages": str} if "source_language" in inputs else {}))
+        warn_of_saturation(address, self._metadata, onednn=True)
         self.max_values = {name: described[fact] for name, fact in limits.items() if fact in kinds}
         self.languages = described["languages"].split(", ") if "languages" in described else ()
         request = self.request(None, options)

@@ -136,6 +136,7 @@ def test_a_translator_in_8_bits(translator, tmp_path):
     eight.save(tmp_path / "1", source_language="en")
     metadata = json.loads((tmp_path / "1/assets.extra/tf_transformer.json").read_text())
     assert (metadata["dtype"], metadata["parameters"]) == ("int8", translator.model.count_params())
+    assert metadata["max_int8_weight"] == 64
     again = tt.Translator.from_pretrained(tmp_path / "1")
     for weight, expected in zip(again.model.weights, eight.model.weights, strict=True):
         assert weight.dtype == expected.dtype

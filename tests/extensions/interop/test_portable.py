@@ -157,7 +157,9 @@ def test_eight_bits(format, tmp_path):
     translator.save(tmp_path / "int8", format=format, dtype="int8")
     contents = (tmp_path / "int8" / FORMATS[format].MODEL).read_bytes()
     assert len(contents) < 1.1 * translator.model.count_params() + 400_000
-    pairs = zip(translator(texts), opened(tmp_path / "int8")(texts), strict=True)
+    client = opened(tmp_path / "int8")
+    assert client.metadata.get("max_int8_weight") == {"onnx": 64}.get(format)
+    pairs = zip(translator(texts), client(texts), strict=True)
     assert np.mean([exact == rounded for exact, rounded in pairs]) > 0.7
     table = translator.model.embedding
     table.quantize("int8")  # Keras's integers are those of LiteRT.

@@ -20,12 +20,10 @@ from keras import ops
 from tf_transformer.config import BadInput
 from tf_transformer.layers import PositionalEmbedding
 from tf_transformer.utils.files import plainly_named
+from tf_transformer.utils.processor import EXACT_INT8_WEIGHT
 from tf_transformer.utils.type_names import Shape, Tensor
 
 INT8_MAX = 127.0
-# On x86-64 without VNNI, oneDNN makes rows unsigned, 0 to 255, and adds pairs of products in 16 bits, which saturate.
-# 2 * 255 * 64 still fits. oneDNN's guide describes it under "Nuances of int8 Computations".
-MAX_WEIGHT = 64
 MIN_INT8_ELEMENTS = 2**17  # elements of a dense layer's matrix from which 8 bits are faster, measured at 4 to 128 rows
 MIN_MAGNITUDE = 1e-30  # replaces 0 as the largest magnitude of a row of zeros
 
@@ -129,9 +127,9 @@ def rounded(layer: keras.layers.Layer, values: dict[str, np.ndarray], matrix: st
 
 
 def quantized(matrix: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds a matrix to integers of at most `MAX_WEIGHT`. Returns them, and along `axis` the magnitudes of 127."""
-    # Files of earlier versions hold integers up to 127, so the magnitude of 127 decodes both.
-    largest = np.abs(matrix).max(axis=axis, keepdims=True) * np.float32(INT8_MAX / MAX_WEIGHT)
+    """Rounds a matrix to integers of at most 64. Returns them, and along `axis` the magnitudes that 127 stands for."""
+    # Files of earlier versions hold integers up to 127. These magnitudes decode both.
+    largest = np.abs(matrix).max(axis=axis, keepdims=True) * np.float32(INT8_MAX / EXACT_INT8_WEIGHT)
     integers = np.round(matrix * (INT8_MAX / np.maximum(largest, MIN_MAGNITUDE)))
     return integers.astype("int8"), largest.squeeze(axis).astype("float32")
 

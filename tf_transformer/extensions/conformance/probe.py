@@ -228,6 +228,14 @@ def python(path: str | Path) -> Iterator[Finding]:
             yield Finding("FAIL", f"serving_default fails in Python: {type(error).__name__}: {_line(error)}")
         else:
             yield Finding("ok", "serving_default runs in Python")
+    yield from _products(path)
+
+
+def _products(path: str | Path) -> Iterator[Finding]:
+    from products import products_of  # the file beside this one
+
+    for level, message, wrong in products_of(Path(path)):
+        yield finding(message, wrong, level)
 
 
 def client(path: str) -> Iterator[Finding]:
@@ -275,6 +283,11 @@ def client(path: str) -> Iterator[Finding]:
     yield finding(message, ["more than a tenth and 1,000,000 more"] * (size > 1.1 * weights + 1_000_000))
     foreign = {"keras", "tensorflow", "tf_transformer"} & set(sys.modules)
     yield finding("it translates without TensorFlow and without this package", foreign)
+    if metadata["dtype"] == "int8" and translator.MODEL == "model.onnx":
+        try:
+            yield from _products(path)
+        except ImportError as error:
+            yield Finding("WARN", f"the matmuls of 8-bit integers were not tried: {error}")
 
 
 def _agree(value: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.extensions.interop.engines import litert_client
-from tf_transformer.inference.engine import Engine, Hypothesis, Request, TranslationResult
+from tf_transformer.inference.engine import Engine, Hypothesis, Request, TranslationResult, warn_of_saturation
 from tf_transformer.inference.loading import Opener
 from tf_transformer.utils import folders
 from tf_transformer.utils.files import user_path
@@ -87,6 +87,10 @@ class ONNX(PortableEngine):
 
     package = "onnxruntime", "onnx"
     translator = litert_client.ONNXTranslator
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        warn_of_saturation(self._arguments["path"], self.metadata)
 
 
 OPENS_LITERT, OPENS_ONNX = (

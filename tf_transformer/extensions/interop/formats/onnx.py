@@ -21,6 +21,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.extensions.interop.formats.portable import Portable, graph_of_ids
 from tf_transformer.utils.lazy import import_extra, lazily
+from tf_transformer.utils.processor import EXACT_INT8_WEIGHT, MAX_INT8_WEIGHT
 
 onnx, helper, numpy_helper = (lazily(f"onnx{part}", "an export to ONNX") for part in ("", ".helper", ".numpy_helper"))
 _CENTERED = ("Sub", "x", ("ReduceMean", "x"))
@@ -41,6 +42,7 @@ class ONNXFolder(Portable):
     """Format of ONNX. docs/guides/onnx.md describes inputs and outputs of model.onnx."""
 
     engine, package, file = "ONNX", "onnxruntime", "model.onnx"
+    int8_facts = {MAX_INT8_WEIGHT: EXACT_INT8_WEIGHT}  # noqa: RUF012
 
     def _check(self, translator: TextModel) -> None:
         for module in ("tf2onnx", "onnxruntime"):
@@ -328,6 +330,7 @@ def _quantized(model: Any) -> Any:
             op_types_to_quantize=["MatMul", "Gemm"],
             per_channel=True,
             weight_type=QuantType.QInt8,
+            reduce_range=True,  # to EXACT_INT8_WEIGHT
             extra_options={"EnableSubgraph": True},  # the loop's body
         )
         return onnx.load(path)

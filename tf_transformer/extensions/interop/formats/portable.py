@@ -7,6 +7,7 @@ import abc
 import hashlib
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -53,6 +54,7 @@ class Portable(abc.ABC):
     engine: str
     package: str
     file: str
+    int8_facts: Mapping[str, Any] = {}  # more entries of model.json in int8
 
     @values.checked
     def save(
@@ -110,6 +112,7 @@ class Portable(abc.ABC):
             "tokenizer": tokenizer.fingerprint,
             "parameters": sum(math.prod(weight.shape) for weight in translator.model.weights),
             "dtype": dtype,
+            **(self.int8_facts if dtype == "int8" else {}),
             "framework_version": __version__,
             "tf_version": tf.__version__,
         }

@@ -1,0 +1,37 @@
+"""Which 8-bit products are exact on this processor."""
+
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MAX_INT8_WEIGHT = "max_int8_weight"  # entry of an export's metadata
+# The largest weight for which oneDNN and onnxruntime are exact on every processor. On x86-64 without VNNI, they
+# multiply inputs of 0 to 255 and add pairs of products in 16 bits, which saturate: 2 * 255 * 64 < 2**15.
+EXACT_INT8_WEIGHT = 64
+VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
+OLDER = {"SSE41", "AVX", "AVX2", "AVX512_CORE"}  # values of ONEDNN_MAX_CPU_ISA that exclude VNNI
+
+
+@functools.cache
+def lacks_vnni() -> bool:
+    """Returns whether this is an x86-64 processor without instructions that add 8-bit products in 32 bits."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # On systems other than Linux, it is unknown.
+        return False
+    # arm64 lists "Features", and has such instructions or none that saturate.
+    return any(line.startswith("flags") and VNNI.isdisjoint(line.split()) for line in lines)
+
+
+def saturates(metadata: Mapping[str, Any], onednn: bool = False) -> bool:
+    """Returns whether products of an export in int8 are known to saturate here. It may be of an earlier version.
+
+    Args:
+        metadata: The export's metadata.
+        onednn: Whether oneDNN multiplies, which an environment variable can limit to older instructions.
+    """
+    is_wide = metadata.get("dtype") == "int8" and metadata.get(MAX_INT8_WEIGHT) not in range(EXACT_INT8_WEIGHT + 1)
+    is_limited = onednn and os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in OLDER
+    return is_wide and (is_limited or lacks_vnni())
