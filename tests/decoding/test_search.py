@@ -132,7 +132,8 @@ def test_a_search_of_fixed_steps_is_whole_or_empty():
         has = result.lengths[:, 0] > 0
         for part, expected in zip(result, whole, strict=True):
             expected = expected[:, :, :steps] if part.ndim == 3 else expected
-            np.testing.assert_array_equal(part[has], expected[has])
+            # The shapes of the two differ, and with them the order of additions.
+            np.testing.assert_allclose(part[has], expected[has], rtol=1e-6)
         assert np.all(result.scores[~has] == np.float32(NEG_INF)) and not result.ids[~has].any()
         ended.append(int(has.sum()))
     assert 0 < ended[0] < ended[1] < ended[2] and ended[3] == 23

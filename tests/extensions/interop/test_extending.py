@@ -40,7 +40,7 @@ def by_name(old, new):
 
 @pytest.mark.parametrize("kind", TRANSLATORS)
 def test_the_rest_stays(kind, tmp_path):
-    """Ids of texts, and logits bit for bit."""
+    """Ids of texts, and logits. A wider softmax layer may add in another order."""
     old = TRANSLATORS[kind](tmp_path / "checkpoint")
     new = old.with_tokens(TOKENS)
     if old.languages:
@@ -55,7 +55,7 @@ def test_the_rest_stays(kind, tmp_path):
     models = [getattr(one.model, "models", [one.model]) for one in (old, new)]
     for before, after in zip(*models, strict=True):
         expected = array(before([np.array(side) for side in inputs]))
-        np.testing.assert_array_equal(array(after(moved))[..., target], expected)
+        np.testing.assert_allclose(array(after(moved))[..., target], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", TRANSLATORS)

@@ -75,7 +75,8 @@ def test_tokens_and_logits_of_what_stays(translator):
     pieces = old.tokens(range(old.vocab_size))
     kept = [pieces.index(piece) for piece in new.tokens(range(new.vocab_size))]
     for ours, theirs in zip(logits(small), logits(translator), strict=True):
-        np.testing.assert_array_equal(ours, theirs[..., kept])
+        # A narrower softmax layer may add in another order.
+        np.testing.assert_allclose(ours, theirs[..., kept], rtol=1e-4, atol=1e-5)
 
 
 def test_scripts_of_the_texts_stay_whole():
