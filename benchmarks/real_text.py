@@ -8,6 +8,9 @@ is the number of cores that other processes kept busy. Trust the times only if i
 
 Each engine has its search, with the same beams. All end it when as many outputs as beams have ended. Ours divides by
 ((5 + length) / 6)^length_penalty, CTranslate2 by length^length_penalty.
+
+`identical` is the number of translations that are those of the same engine in float32, if it is among the engines. To
+measure the kernels of older processors, set ONEDNN_MAX_CPU_ISA (TensorFlow) and CT2_FORCE_CPU_ISA (CTranslate2).
 """
 
 import argparse
@@ -28,6 +31,8 @@ PACKAGES = {
     "ctranslate2": ("ctranslate2",),
 }
 ENGINES = [f"{engine} {dtype}" for engine in PACKAGES for dtype in ("float32", "int8")]
+HALVES = ["savedmodel bfloat16", "savedmodel float16"]
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "CT2_FORCE_CPU_ISA")  # variables by which libraries use older instructions
 
 
 def main(argv=None) -> list[dict]:
@@ -38,6 +43,7 @@ def main(argv=None) -> list[dict]:
     add("--average-last", type=int, default=5, metavar="N", help="average the last N checkpoints (5)")
     add("--source", required=True, metavar="FILE", help="sentences to translate")
     add("--reference", required=True, metavar="FILE", help="their references, for BLEU")
+    add("--engines", nargs="+", default=ENGINES, choices=ENGINES + HALVES, metavar="NAME", help=f"{ENGINES + HALVES}")
     add("--beam-size", type=int, default=4, help="(4)")
     add("--length-penalty", type=float, default=0.6, help="exponent of each engine's length penalty (0.6)")
     add("--sentences", type=int, default=32, help="sentences per batch, sorted by length (32)")
@@ -61,7 +67,7 @@ def main(argv=None) -> list[dict]:
             raise SystemExit(f"{args.run} could not be exported")
         engines: dict[str, Engine] = {}
         try:
-            for name in ENGINES:
+            for name in args.engines:
                 engines[name] = Engine(spawn, name, Path(folder), args, sources)
             for round_ in range(args.warmup + args.rounds):
                 for engine in engines.values():
@@ -72,6 +78,7 @@ def main(argv=None) -> list[dict]:
         lines = []
         for name, engine in engines.items():
             score = bleu(engine.translations, references)
+            exact = engines.get(f"{name.split()[0]} float32", engine).translations
             seconds = statistics.median(engine.seconds)
             lines.append(
                 {
@@ -84,10 +91,12 @@ def main(argv=None) -> list[dict]:
                     "others_cores": round(max(engine.others), 2),
                     "bleu": round(score.value, 2),
                     "bleu_signature": score.signature,
+                    "identical": sum(map(str.__eq__, engine.translations, exact)),
                     "batch": args.sentences,
                     "beam_size": args.beam_size,
                     "length_penalty": args.length_penalty,
                     "threads": args.threads,
+                    "limits": {name: os.environ[name] for name in LIMITS if name in os.environ},
                     "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "ACTIVE"),
                     "saved_mib": round(size_of(folder_of(Path(folder), name)) / 2**20, 1),
                     "versions": {name: common.metadata.version(name) for name in PACKAGES[name.split()[0]]},
@@ -104,7 +113,7 @@ def export(folder: Path, args) -> None:
 
     options = {"beam_size": args.beam_size, "length_penalty": args.length_penalty, "patience": 1}
     translator = tt.Translator.from_pretrained(args.run, average_last=args.average_last, **options)
-    for name in ENGINES:
+    for name in args.engines:
         engine, dtype = name.split()
         formats()[engine].save(translator, folder_of(folder, name), None if dtype == "float32" else dtype)
 
