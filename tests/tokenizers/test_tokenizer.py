@@ -5,6 +5,7 @@ import html
 import itertools
 import pickle
 import re
+import runpy
 import sys
 import unicodedata
 
@@ -17,6 +18,7 @@ import tensorflow as tf
 from conftest import TEXTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import ROOT
 
 import tf_transformer as tt
 from tf_transformer.data import toy_corpus
@@ -98,6 +100,53 @@ def test_any_ids_and_many_texts_agree(pair):
     assert (tokenizer.encode([]), tokenizer.decode([]), tokenizer.decode([[], [5]])[0]) == ([], [], "")
     with pytest.raises(tt.BadInput, match="texts: expected a list, got 'a door'"):
         tokenizer.encode("a door")
+
+
+FAMILIES = ("ours", "marian", "marian separate", "m2m100")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def of_family(request, tmp_path_factory):
+    if request.param == "ours":
+        return tt.Tokenizer.train_from_iterator(["The red door.", "Die rote Tür."] * 99, 290)
+    if request.param == "marian separate":
+        folder = tmp_path_factory.mktemp("separate") / "checkpoint"
+        runpy.run_path(str(ROOT / "tests/marian/separate.py"))["split"](folder)
+        return tt.Translator.from_pretrained(folder).tokenizer
+    return tt.Translator.from_pretrained(ROOT / "tests" / request.param / "trained").tokenizer
+
+
+@pytest.mark.parametrize("wrong", [-100, -1, 500, 10**6, 2**40, 1.5, "a", None])
+def test_ids_outside_of_the_vocabulary_raise(wrong, of_family):
+    size = of_family.vocab_size
+    assert of_family.decode([[size - 1]]) and of_family.pieces([[size - 1]]).shape == (1, 1) and size < 500
+    row, is_number = [5, wrong], isinstance(wrong, int)
+    # A source of MarianMT may have a vocabulary of its own.
+    numbers, lists = rf"0 to \d+, those of the vocabulary, got {wrong}", "lists of whole numbers"
+    message = f"^ids: expected {numbers if is_number else lists}"
+    calls = [lambda: of_family.decode([[5], row])]
+    calls += [lambda: of_family.tokens(row), lambda: of_family.source_tokens(row)]
+    for call in calls:
+        with pytest.raises(tt.BadInput, match=message):
+            call()
+    if wrong in ("a", None):  # TensorFlow's own error
+        return
+    message = message if is_number else "^ids: expected whole numbers, got float32"
+    for method in (of_family.detokenize, of_family.pieces, of_family.source_pieces):
+        for ids in ([row], tf.constant([row]), tf.ragged.constant([[5], row])):
+            with pytest.raises(tt.BadInput, match=message):
+                method(ids)
+
+
+def test_ids_outside_of_the_vocabulary_are_unknown_in_a_graph(of_family):
+    """There no value raises."""
+    size, kinds = of_family.vocab_size, (tf.int32, tf.int64)
+    for kind in kinds:
+        graph = tf.function(lambda ids: [getattr(of_family, name)(ids) for name in ("pieces", "detokenize")])
+        for ids in ([[5, size, -1, 6]], [[5, kind.max, kind.min, 6]]):
+            ids = tf.constant(ids, kind)
+            for one, other in zip(graph(ids), graph(tf.constant([[5, 3, 3, 6]], kind)), strict=True):
+                assert one.numpy().tolist() == other.numpy().tolist()
 
 
 def test_a_tokenizer_can_be_pickled_and_copied(pair):

@@ -6,6 +6,7 @@ Methods of lists, such as `encode`, need only SentencePiece. Those of tensors, s
 import hashlib
 import io
 import itertools
+import operator
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -269,13 +270,18 @@ class Tokenizer:
 
     @checked
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Returns the text of each list of ids, like `detokenize`, without TensorFlow."""
-        rows = [[id for id in row if id > EOS_ID] for row in ids]  # without padding, BOS and EOS
+        """Returns the text of each list of ids, like `detokenize`, without TensorFlow.
+
+        Raises:
+            BadInput: If an id is outside of the vocabulary, as in `tokens`.
+        """
+        # Without padding, BOS and EOS.
+        rows = [[id for id in checked_ids(row, self.vocab_size) if id > EOS_ID] for row in ids]
         return list(self.processor.decode(rows, num_threads=-1 if len(rows) >= MANY else 1)) if rows else []
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Returns the pieces of an output's ids."""
-        return [self.processor.id_to_piece(id) for id in ids]
+        return [self.processor.id_to_piece(id) for id in checked_ids(ids, self.vocab_size)]
 
     def source_tokens(self, ids: Iterable[int]) -> list[str]:
         """Returns the pieces of ids of `encode`. Other tokenizers may number sources differently."""
@@ -290,14 +296,19 @@ class Tokenizer:
         return self.tokenize(texts)
 
     def detokenize(self, ids: Tensor) -> "tf.Tensor":
-        """Converts ids, ragged or dense [B, N], to texts [B], and drops control ids."""
+        """Converts ids, ragged or dense [B, N], to texts [B], and drops control ids.
+
+        Raises:
+            BadInput: If an id is outside of the vocabulary. In a graph, where no value raises, it is the unknown id.
+        """
+        ids = known_ids(ids, self.vocab_size)
         if not isinstance(ids, tf.RaggedTensor):
             ids = tf.RaggedTensor.from_tensor(ids)
         return self.op.detokenize(tf.ragged.boolean_mask(ids, ids > EOS_ID))
 
     def pieces(self, ids: Tensor) -> "tf.RaggedTensor":
-        """Converts ids, ragged or dense [B, N], to pieces as strings [B, N]."""
-        return self.op.id_to_string(ids)
+        """Converts ids, ragged or dense [B, N], to pieces as strings [B, N]. Ids are checked as in `detokenize`."""
+        return self.op.id_to_string(known_ids(ids, self.vocab_size))
 
     def source_pieces(self, ids: Tensor) -> "tf.RaggedTensor":
         """Converts ids of `tokenize` to pieces. Other tokenizers may number sources differently."""
@@ -306,6 +317,31 @@ class Tokenizer:
     def ids(self, pieces: Tensor) -> "tf.RaggedTensor":
         """Converts pieces to ids. A piece outside the vocabulary becomes the unknown id."""
         return self.op.string_to_id(pieces)
+
+
+def checked_ids(ids: Iterable[Any], vocab_size: int) -> list[int]:
+    """Returns ids as Python's integers, or raises `BadInput` for one that is outside of the vocabulary."""
+    try:
+        numbers = [operator.index(id) for id in ids]
+    except TypeError as error:
+        raise BadInput(f"ids: expected lists of whole numbers, got {shown(ids)}") from error
+    if wrong := [id for id in numbers if not 0 <= id < vocab_size]:
+        raise BadInput(f"ids: expected 0 to {vocab_size - 1}, those of the vocabulary, got {wrong[0]}")
+    return numbers
+
+
+def known_ids(ids: Tensor, vocab_size: int) -> Any:
+    """Returns ids, ragged or dense, as int32. Those outside of the vocabulary raise `BadInput`, or are the unknown id
+    in a graph. SentencePiece's operations would end the process for some of them."""
+    ids = ids if isinstance(ids, tf.RaggedTensor) else tf.convert_to_tensor(ids)
+    if not ids.dtype.is_integer:
+        raise BadInput(f"ids: expected whole numbers, got {ids.dtype.name}")
+    flat = ids.flat_values if isinstance(ids, tf.RaggedTensor) else ids
+    is_known = (flat >= 0) & (flat < tf.cast(min(vocab_size, flat.dtype.max), flat.dtype))
+    if tf.executing_eagerly():
+        checked_ids(tf.boolean_mask(flat, ~is_known).numpy()[:1], vocab_size)
+    flat = tf.where(is_known, tf.cast(flat, tf.int32), UNKNOWN_ID)
+    return ids.with_flat_values(flat) if isinstance(ids, tf.RaggedTensor) else flat
 
 
 def sentences(files: Iterable[str | os.PathLike[str]]) -> Iterator[str]:

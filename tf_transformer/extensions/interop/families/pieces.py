@@ -15,9 +15,11 @@ from tf_transformer.tokenizers.tokenizer import (
     FIRST_ID,
     UNKNOWN_ID,
     Tokenizer,
+    checked_ids,
     durable_tokenizer,
     encoded_by,
     engine_of,
+    known_ids,
 )
 from tf_transformer.utils.lazy import Once, lazily
 from tf_transformer.utils.reading import check_archive, reading
@@ -184,14 +186,14 @@ class PieceTokenizer(Tokenizer):
 
     @checked
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        spelled = (b"".join(self.texts[id] for id in row) for row in ids)
+        spelled = (b"".join(self.texts[id] for id in checked_ids(row, self.vocab_size)) for row in ids)
         return [text.strip().decode("utf-8", "replace") for text in spelled]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        return [self.target.pieces[id] for id in ids]
+        return [self.target.pieces[id] for id in checked_ids(ids, len(self.target.pieces))]
 
     def source_tokens(self, ids: Iterable[int]) -> list[str]:
-        return [self.source.pieces[id] for id in ids]
+        return [self.source.pieces[id] for id in checked_ids(ids, len(self.source.pieces))]
 
     def tokenize(self, texts: Tensor) -> "tf.RaggedTensor":
         return self.source.tokenize(texts)
@@ -201,14 +203,14 @@ class PieceTokenizer(Tokenizer):
 
     def detokenize(self, ids: Tensor) -> "tf.Tensor":
         """Decodes ids, ragged or dense [B, N], to texts [B], without control tokens, languages and unknown tokens."""
-        spelled = tf.strings.reduce_join(tf.gather(self.op.texts, ids), axis=-1)
+        spelled = tf.strings.reduce_join(tf.gather(self.op.texts, known_ids(ids, self.vocab_size)), axis=-1)
         return tf.strings.strip(tf.strings.unicode_transcode(spelled, "UTF-8", "UTF-8", errors="replace"))
 
     def pieces(self, ids: Tensor) -> "tf.RaggedTensor":
-        return tf.gather(self.target.op.pieces, ids)
+        return tf.gather(self.target.op.pieces, known_ids(ids, len(self.target.pieces)))
 
     def source_pieces(self, ids: Tensor) -> "tf.RaggedTensor":
-        return tf.gather(self.source.op.pieces, ids)
+        return tf.gather(self.source.op.pieces, known_ids(ids, len(self.source.pieces)))
 
     def ids(self, pieces: Tensor) -> "tf.RaggedTensor":
         return self.target.op.table.lookup(pieces)
