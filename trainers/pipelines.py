@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import io
 import multiprocessing
 import os
 import signal
@@ -47,7 +48,8 @@ def check_options(workers: int | None, runner: str | None, beams: Sequence[str])
 
 def load_beam() -> None:
     """Imports apache_beam, or raises `BadInput` if it is not installed."""
-    with quiet_stderr():  # Beam warns about parts that are not installed
+    # Beam warns about parts that are not installed, in C++ and in Python.
+    with quiet_stderr(), contextlib.redirect_stderr(io.StringIO()):
         check_installed()
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -106,13 +107,60 @@ def test_output_of_a_library_is_dropped_with_and_without_a_standard_error(closed
         "file = open(sys.argv[1], 'w')",
         "from tf_transformer.utils.terminal import quiet_stderr",
         "with quiet_stderr():",
-        "    os.write(2, b'warning') if sys.__stderr__ else None",
+        "    os.write(2, b'W0000 00:00:1.2 3 a.cc:4] warning\\n') if sys.__stderr__ else None",
         "file.write('written')",
         "file.close()",
     ]
     command = ["sh", "-c", f'"$0" -c "$1" "$2" {closed}', sys.executable, "\n".join(lines), str(tmp_path / "file")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"") and (tmp_path / "file").read_text() == "written"
+
+
+LOGGED_BY_C = [
+    "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+    "I0000 00:00:1795962176.833187   13534 port.cc:153] oneDNN custom operations are on.",
+    "E0000 00:00:1795962541.179010   16440 cuda_platform.cc:52] failed call to cuInit",
+    "2026-11-29 14:00:00.123456: W tensorflow/core/framework/op.cc:1] an earlier version",
+    "normalizer.cc(52) LOG(INFO) precompiled_charsmap is empty. use identity normalization.",
+]
+OF_OTHERS = [
+    "epoch 3: loss 1.5",
+    "Traceback (most recent call last):",
+    "F0000 00:00:1.2 3 a.cc:4] Check failed",
+    "2026 \u00fc",
+]
+
+
+def test_only_what_c_libraries_log_is_dropped():
+    """Lines of another thread, and of a child process, appear after the block."""
+    program = """
+import subprocess, sys, threading
+from tf_transformer.utils.terminal import quiet_stderr
+def tell(lines):
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
+with quiet_stderr():
+    thread = threading.Thread(target=tell, args=[LINES])
+    thread.start()
+    thread.join()
+    subprocess.run(["sh", "-c", "echo of a child >&2"])
+print("after", file=sys.stderr)
+"""
+    lines = [line for pair in itertools.zip_longest(LOGGED_BY_C, OF_OTHERS) for line in pair if line]
+    command = [sys.executable, "-c", program.replace("LINES", repr(lines))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "utf-8"})
+    assert done.stderr.decode().splitlines() == [*OF_OTHERS, "of a child", "after"]
+
+
+@pytest.mark.parametrize("chosen", [None, "0", "2"])
+def test_the_log_level_of_the_program_around_stays(chosen):
+    """Its children, too, have the level that the user chose, or none."""
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    environment |= {"TF_CPP_MIN_LOG_LEVEL": chosen} if chosen else {}
+    program = "import os, tf_transformer as tt; tt.Transformer; print(os.environ.get('TF_CPP_MIN_LOG_LEVEL'))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == str(chosen)
 
 
 def test_progress_overwrites_one_line(monkeypatch):

@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import re
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -11,8 +13,9 @@ from typing import Any, Self
 from tf_transformer.utils.values import BadInput
 
 STANDARD_ERROR = threading.RLock()  # all threads share the stream
-_HAS_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL" in os.environ
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # hides lines about CPU instructions and missing GPUs
+# Lines of C++ libraries: those of Abseil, of TensorFlow before it used Abseil, and of SentencePiece.
+LOGGED = re.compile(rb"WARNING: All log messages before absl::|[IWE]\d{4} |\d{4}-\d\d-\d\d .*: [IWE] |\S+\.cc\(\d+\) ")
+LOG_LEVEL, WITHOUT_INFORMATION = "TF_CPP_MIN_LOG_LEVEL", "1"
 
 
 class TrainingInterrupted(KeyboardInterrupt, SystemExit):
@@ -108,34 +111,57 @@ class Progress:
 
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Drops what C++ libraries write to standard error inside the block. Python's exceptions are still shown."""
+    """Drops what C++ libraries log to standard error inside the block. Other lines appear at its end.
+
+    These are lines of other threads, of child processes, and Python's exceptions, which are shown after the block.
+    """
     # Without a standard error, file descriptor 2 may belong to another file.
     if sys.__stderr__ is None and sys.stderr is None:
         yield
         return
-    with STANDARD_ERROR:
+    with STANDARD_ERROR, _temporary() as written:
         if sys.stderr is not None:
             sys.stderr.flush()
         saved = os.dup(2)
-        with open(os.devnull, "w") as null:
-            os.dup2(null.fileno(), 2)
+        os.dup2(written.fileno(), 2)
         try:
             yield
         finally:
             os.dup2(saved, 2)
             os.close(saved)
+            written.seek(0)
+            others = b"".join(line for line in written if not LOGGED.match(line))
+            with contextlib.suppress(OSError):  # a terminal that is gone
+                os.write(2, others)
+
+
+def _temporary() -> Any:
+    """Opens a file for what is logged, or the null device on a system without a directory that can be written."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:
+        return open(os.devnull, "rb+")
 
 
 @contextlib.contextmanager
 def quiet_import() -> Iterator[None]:
     """Applies `quiet_stderr` to imports of Keras and TensorFlow, unless the user set TensorFlow's log level.
 
+    Without a level, TensorFlow does not log information either, such as CPU instructions and missing GPUs. It reads the
+    level once, when it first logs. The variable stays unset for the program around this package and its children.
+
     If Keras cannot be imported with its backend, `BadInput` is raised.
     """
-    is_loud = _HAS_LOG_LEVEL or {"keras", "tensorflow"} <= sys.modules.keys()
+    is_loud = LOG_LEVEL in os.environ or {"keras", "tensorflow"} <= sys.modules.keys()
     try:
         with contextlib.nullcontext() if is_loud else quiet_stderr():
-            yield
+            if not is_loud and "tensorflow" not in sys.modules:
+                os.environ[LOG_LEVEL] = WITHOUT_INFORMATION
+            try:
+                yield
+            finally:
+                if not is_loud:
+                    os.environ.pop(LOG_LEVEL, None)
     except Exception as error:
         # A failed import removes `keras` and leaves some of its modules.
         if "keras" in sys.modules or not any(name.startswith("keras.") for name in sys.modules):
