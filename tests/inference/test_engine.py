@@ -211,19 +211,32 @@ def test_untrusted_metadata_raises(metadata, message, saved, tmp_path):
     assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("languages", ["en, de", "en", ["en", "de"], 7, {"de": 1}, None])
+def test_languages_of_a_card_do_not_make_a_model_multilingual(languages, saved, tmp_path):
+    """A model of one pair has no inputs for languages, whatever its metadata lists."""
+    shutil.copytree(saved, tmp_path / "1")
+    file = tmp_path / "1/assets.extra/tf_transformer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"languages": languages}))
+    engine = tt.load(tmp_path)
+    assert not engine.languages and engine.metadata["languages"] == languages
+    with pytest.raises(tt.BadInput, match="target_language: expected none, since this model has one pair"):
+        engine(TEXTS[:1], target_language="de")
+
+
+@pytest.mark.parametrize("text", ["Hi you", b"Hi you", np.array("Hi you")])
+def test_one_text_is_no_list_of_letters(text, engines):
+    for engine in engines.values():
+        for method in (engine.aligned, engine.n_best, engine.stream, engine.replies):
+            with pytest.raises(tt.BadInput, match="texts: expected a list, got .*Hi you"):
+                method(text)
+
+
 def test_a_model_without_text_raises(tmp_path):
     module = tf.Module()
     module.double = tf.function(lambda x: {"y": 2 * x}, input_signature=[tf.TensorSpec([None], tf.float32, "x")])
     tf.saved_model.save(module, str(tmp_path / "1"), signatures=module.double)
     with pytest.raises(tt.BadInput, match="whose serving_default returns one string"):
         tt.load(tmp_path)
-
-
-def test_options_of_a_server_are_clipped(engines):
-    options = {"length_penalty": 99.0, "max_length": -3}
-    assert engines["litert"].clipped(options) == {"length_penalty": 5.0, "max_length": 1}
-    assert engines["litert"].clipped({"length_penalty": float("nan")}) == {}
-    assert engines["litert"].clipped({"max_length": 10**6}) == {"max_length": 48}  # 41 tokens and 7 more
 
 
 def cost_of(rows, longest):

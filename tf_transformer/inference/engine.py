@@ -259,6 +259,7 @@ class Engine(ABC):
         outputs = registry.find("services", "documents")(self, documents, format, sentences, options)
         return outputs[0] if is_single else outputs
 
+    @checked
     def aligned(self, texts: Iterable[str | bytes], **options: Any) -> list[Aligned]:
         """Returns the best output for each text, aligned with the source by tokens and words.
 
@@ -314,15 +315,6 @@ class Engine(ABC):
                 )
             check_language(name, language, self.languages)
         return Request(n, search, languages)
-
-    def clipped(self, options: Mapping[str, float]) -> dict[str, Any]:
-        """Clips the options of a server's request, which never fails. NaN means the default."""
-        # Only NaN is unlike itself.
-        values = {name: value for name, value in options.items() if value == value}
-        for name, value in values.items():
-            option = SEARCH_OPTIONS[name]
-            values[name] = option.cast(min(max(value, option.lowest), self.max_values.get(name, option.highest)))
-        return values
 
 
 def strings_in(texts: Iterable[Any]) -> Iterator[str | bytes]:

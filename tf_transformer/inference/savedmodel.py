@@ -112,10 +112,12 @@ class SavedModel(Engine):
             elif "://" not in address and Path(described_at).is_file():
                 self._metadata = read_json(Path(described_at))
             kinds = {fact: int for fact in limits.values() if fact in self._metadata}
-            described = check_kinds(self._metadata, kinds | ({"languages": str} if "source_language" in inputs else {}))
+            # A model of one pair may have the languages of its card there.
+            multilingual = "source_language" in inputs and "languages" in self._metadata
+            described = check_kinds(self._metadata, kinds | ({"languages": str} if multilingual else {}))
         warn_of_saturation(address, self._metadata, onednn=True)
         self.max_values = {name: described[fact] for name, fact in limits.items() if fact in kinds}
-        self.languages = described["languages"].split(", ") if "languages" in described else ()
+        self.languages = described["languages"].split(", ") if multilingual else ()
         request = self.request(None, options)
         self._own = {**request.options, **request.languages}
 
