@@ -157,7 +157,7 @@ def test_missing_and_damaged_weights(tmp_path, monkeypatch):
     with pytest.raises(tt.BadInput, match="model.safetensors: expected the weights of M2M100, got something else: "):
         family.load(folder)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(tt.BadInput, match="found none of model.safetensors, .*, tf_model.h5, pytorch_model.bin in"):
+    with pytest.raises(tt.BadInput, match=r"found none of model.safetensors, .*, pytorch_model.bin.index.json in"):
         family.load(folder)
     (folder / "pytorch_model.bin").write_bytes(b"broken")
     with monkeypatch.context() as context:
@@ -220,3 +220,61 @@ def test_settings_of_the_search(tmp_path):
             (folder / "generation_config.json").write_text(json.dumps(settings))
             kind = checkpoint_in if source is MARIAN else M2M100Checkpoint
             assert kind(folder).options() == expected
+
+
+def as_torch(tensors, folder, names):
+    """Writes what a fake `torch.load` reads: NumPy's arrays."""
+    for file in set(names.values()):
+        with open(folder / file, "wb") as opened:
+            np.savez(opened, **{name: tensors[name] for name in names if names[name] == file})
+
+
+class FakeTensor(np.ndarray):
+    numel = property(lambda self: lambda: self.size)
+    float = property(lambda self: lambda: types.SimpleNamespace(numpy=lambda: np.asarray(self, "float32")))
+
+
+def loaded_by_fake(path, **options):
+    with np.load(path) as arrays:
+        return {name: arrays[name].view(FakeTensor) for name in arrays.files}
+
+
+def in_h5_files(folder, count):
+    """Returns the index of the parts of a file, as TensorFlow's models are saved."""
+    import h5py
+
+    in_h5(folder)
+    names = {}
+    with h5py.File(folder / "tf_model.h5") as whole:
+        whole.visititems(lambda name, item: names.update({name: ""} if isinstance(item, h5py.Dataset) else {}))
+        names = {name: f"tf_model-{i % count:05}.h5" for i, name in enumerate(names)}
+        for name, file in names.items():
+            with h5py.File(folder / file, "a") as part:
+                part[name] = whole[name][()]
+    (folder / "tf_model.h5").unlink()
+    return names
+
+
+@pytest.mark.parametrize(("family", "kind"), [("marian", "torch"), ("m2m100", "torch"), ("marian", "h5")])
+@pytest.mark.parametrize("count", [1, 3])
+def test_weights_in_several_files_of_other_formats(family, kind, count, tmp_path, monkeypatch):
+    """Without PyTorch, whose reader is replaced."""
+    source, opened = {"marian": (MARIAN, checkpoint_in), "m2m100": (M2M100, M2M100Checkpoint)}[family]
+    expected = opened(source).model()
+    folder = copied(source, tmp_path)
+    tensors = numpy_files.load_file(folder / "model.safetensors")
+    if kind == "h5":
+        names, index = in_h5_files(folder, count), "tf_model.h5.index.json"
+    else:
+        names = {name: f"pytorch_model-{i % count:05}.bin" for i, name in enumerate(tensors)}
+        as_torch(tensors, folder, names)
+        index = "pytorch_model.bin.index.json"
+        fake = types.SimpleNamespace(__version__="2.6.0", Tensor=FakeTensor, load=loaded_by_fake)
+        monkeypatch.setitem(sys.modules, "torch", fake)
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    (folder / index).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    for ours, theirs in zip(opened(folder).model().weights, expected.weights, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    if kind == "torch":
+        monkeypatch.setitem(sys.modules, "torch", None)
+        rejected(opened(folder).model, r"pytorch_model-0000\d.bin: reading it .* takes torch: pip install")

@@ -17,7 +17,10 @@ from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.reading import read_json
 
 INDEX = "model.safetensors.index.json"  # names the files of sharded weights
-WEIGHTS = ("model.safetensors", INDEX, "tf_model.h5", "pytorch_model.bin")  # One of them is enough.
+H5_INDEX, TORCH_INDEX = "tf_model.h5.index.json", "pytorch_model.bin.index.json"
+# One of them is enough.
+WEIGHTS = ("model.safetensors", INDEX, "tf_model.h5", H5_INDEX, "pytorch_model.bin", TORCH_INDEX)
+PARTS = {INDEX: "model-*.safetensors", H5_INDEX: "tf_model-*.h5", TORCH_INDEX: "pytorch_model-*.bin"}
 PATTERNS = ("*.json", "*.spm", "*.bpe.model", "README.md")
 MAX_DEPTH = 50  # depth of collections in YAML
 HEAD_BYTES = 2**16  # The YAML at the start of README.md is shorter.
@@ -48,7 +51,7 @@ def folder_of(name: str | os.PathLike[str], owner: str = "", revision: str | Non
     try:
         # One at a time, since a model may have its weights in several formats.
         for weights in WEIGHTS:
-            patterns = [*PATTERNS, weights, *(["model-*.safetensors"] if weights == INDEX else [])]
+            patterns = [*PATTERNS, weights, *([PARTS[weights]] if weights in PARTS else [])]
             folder = Path(huggingface_hub.snapshot_download(model, revision=revision, allow_patterns=patterns))
             if (folder / weights).is_file():
                 return folder

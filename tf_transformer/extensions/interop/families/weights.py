@@ -31,7 +31,8 @@ def _read_safetensors(path: Path) -> Readers:
     return {name: functools.partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
 
 
-def _read_index(index: Path) -> Readers:
+def _read_index(index: Path, read: Callable[[Path], Readers], same_names: bool = True) -> Readers:
+    """Reads weights in several files. An index of TensorFlow's has other names than `read` returns."""
     files = read_json(index)["weight_map"]
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
         raise ValueError("expected files by the names of tensors as weight_map")
@@ -42,7 +43,9 @@ def _read_index(index: Path) -> Readers:
             raise ValueError(f"expected names of files next to it, got {name}")
         file = check_file(index.with_name(name))
         with reading(file, "weights"):
-            readers |= _read_safetensors(file)
+            readers |= read(file)
+    if not same_names:
+        return readers
     if missing := files.keys() - readers:
         names = ", ".join(sorted(missing)[:3])
         raise ValueError(f"expected files with all tensors that it names, found none with {names}")
@@ -93,7 +96,18 @@ def _read_torch(path: Path) -> Readers:
 
 
 READERS: dict[str, Callable[[Path], Readers]] = dict(
-    zip(WEIGHTS, (_read_safetensors, _read_index, _read_h5, _read_torch), strict=True)
+    zip(
+        WEIGHTS,
+        (
+            _read_safetensors,
+            lambda index: _read_index(index, _read_safetensors),
+            _read_h5,
+            lambda index: _read_index(index, _read_h5, same_names=False),
+            _read_torch,
+            lambda index: _read_index(index, _read_torch),
+        ),
+        strict=True,
+    )
 )
 
 
