@@ -14,7 +14,7 @@ from typing import Literal
 
 import tf_transformer as tt
 from tf_transformer.extensions.documents.document import FORMATS, READERS, decoded
-from tf_transformer.utils.files import lines_in, lines_of, open_text, user_path, write_text
+from tf_transformer.utils.files import check_plain, lines_in, lines_of, open_text, user_path, write_text
 
 from . import pipelines
 from .command import add_call_options, answered, chosen, engine, of_calls, options, positive, run_program
@@ -97,6 +97,7 @@ def translate_document(args: argparse.Namespace) -> None:
     """Translates one file, or standard input, as a document."""
     with contextlib.nullcontext(sys.stdin.buffer) if args.source == "-" else open_text(args.source) as file:
         content = file.read()
+        check_plain(content[:512], "standard input" if args.source == "-" else args.source)
     format = args.document or FORMATS[0]
     try:
         text, encoding = decoded(content, format)

@@ -1,12 +1,16 @@
 """Paths as users give them, and where files are written."""
 
+import bz2
 import fcntl
 import gzip
+import io
+import lzma
 import os
 import resource
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 from pathlib import Path
 
@@ -320,3 +324,41 @@ import tf_transformer as tt
 print(tt.load(sys.argv[1])("Two doors."))
 """
     assert run_python(program, lite) == tt.load(lite)("Two doors.") + "\n"
+
+
+CODED = {
+    "gzip": gzip.compress(b"Two doors.\n"),
+    "bzip2": bz2.compress(b"Two doors.\n"),
+    "bzip2 of nothing": bz2.compress(b""),
+    "xz": lzma.compress(b"Two doors.\n"),
+    "Zstandard": bytes.fromhex("28b52ffd240b59000054776f20646f6f72732e0a"),
+    "LZ4": bytes.fromhex("04224d186440a70b00008054776f20646f6f72732e0a"),
+    "a zip archive": b"PK\x03\x04" + bytes(26),
+    "a 7z archive": b"7z\xbc\xaf\x27\x1c" + bytes(26),
+    "a tar archive": tarfile.TarInfo("text.en").tobuf() + b"Two doors.\n",
+}
+
+
+@pytest.mark.parametrize("kind", CODED)
+@pytest.mark.parametrize("name", ["text.en", "text.bz2", "text.en.xz", "text"])
+def test_compressed_files_are_not_read_as_text(kind, name, tmp_path):
+    """Whatever their names."""
+    (tmp_path / name).write_bytes(CODED[kind])
+    for read in (lambda path: list(files.lines_of(path)), lambda path: files.open_text(path).__enter__()):
+        with pytest.raises(
+            tt.BadInput, match=rf"{name}: expected text, plain or \.gz, got {kind.partition(' of')[0]}\. \w+"
+        ):
+            read(tmp_path / name)
+    with pytest.raises(tt.BadInput, match="text: expected text, plain or"):
+        list(files.lines_in(io.BytesIO(CODED[kind])))
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(CODED[kind]))
+    with pytest.raises(tt.BadInput, match=r"packed\.gz: expected text"):
+        list(files.lines_of(tmp_path / "packed.gz"))
+
+
+@pytest.mark.parametrize(
+    "text", [b"BZh is a name\n", b"PK 7\n", b"7z\n", b"", b"\xef\xbb\xbfa", b"\xff\xfe\n", b"ustar\n", b"\x1f\n"]
+)
+def test_texts_that_only_look_compressed_are_read(text, tmp_path):
+    (tmp_path / "text").write_bytes(text)
+    assert len(list(files.lines_of(tmp_path / "text"))) == text.count(b"\n") + bool(text and not text.endswith(b"\n"))
