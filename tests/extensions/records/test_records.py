@@ -283,6 +283,35 @@ def test_parquet(corpus, prepared, tmp_path):
             tt.sources.ParquetSource(str(tmp_path / name), columns).parts(50, tmp_path)
 
 
+LISTS = [["x y"], ["z", "w"]]
+
+
+@pytest.mark.parametrize(
+    ("values", "column"),
+    [
+        (LISTS, "a.list.element"),
+        ([LISTS, LISTS], "a.list.element.list.element"),
+        ([{"b": row} for row in LISTS], "a.b.list.element"),
+        ([[{"b": "x"}], [{"b": "y"}]], "a.list.element.b"),
+        ([[("k", "v")], []], "a.key_value.value"),
+    ],
+)
+def test_lists_of_parquet_are_no_texts(values, column, tmp_path):
+    """A row has several. The message about another column does not recommend them."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    kind = pyarrow.map_(pyarrow.string(), pyarrow.string()) if "key" in column else None
+    table = pyarrow.table({"a": pyarrow.array(values, kind), "b": ["u", "v"]})
+    parquet.write_table(table, tmp_path / "a")
+    for columns, message in (
+        ((column, "b"), f"expected a text per row in the column {column}, got lists"),
+        (("b", "a"), "expected columns among b; got a"),
+    ):
+        with pytest.raises(tt.BadInput, match=message):
+            list(tt.sources.ParquetSource(str(tmp_path / "a"), columns).pairs())
+
+
 def test_records_are_of_one_tokenizer_and_of_one_length(written, corpus, other):
     """Not of that of a model to start from, whose ids mean other words."""
     prepared = tt.Corpus(written, (["a"], ["b"]))

@@ -53,13 +53,18 @@ class ParquetSource(Source):
         groups, count = list[tuple[str, int, int, int]](), 0  # file, row group, its first row in the corpus, rows
         for path in self._files():
             file = _parquet(path)
-            names = [file.schema.column(leaf).path for leaf in range(len(file.schema))]
+            columns = [file.schema.column(leaf) for leaf in range(len(file.schema))]
+            names = [column.path for column in columns]
             if missing := set(self.columns) - set(names):
-                raise BadInput(f"{path}: expected columns among {', '.join(names)}; got {', '.join(sorted(missing))}")
+                # A leaf of a list, such as a.list.element, has several texts per row.
+                usable = [column.path for column in columns if not column.max_repetition_level]
+                raise BadInput(f"{path}: expected columns among {', '.join(usable)}; got {', '.join(sorted(missing))}")
             for name in self.columns:
-                kind = file.schema.column(names.index(name)).physical_type
-                if kind != "BYTE_ARRAY":
-                    raise BadInput(f"{path}: expected texts in the column {name}, got {kind}")
+                column = file.schema.column(names.index(name))
+                if column.max_repetition_level:
+                    raise BadInput(f"{path}: expected a text per row in the column {name}, got lists")
+                if column.physical_type != "BYTE_ARRAY":
+                    raise BadInput(f"{path}: expected texts in the column {name}, got {column.physical_type}")
             with reading(path, "a Parquet file"):
                 for group in range(file.num_row_groups):
                     rows = file.metadata.row_group(group).num_rows
@@ -80,7 +85,10 @@ class ParquetSource(Source):
             with reading(path, "a Parquet file"):
                 table = _parquet(path).read_row_group(group, columns=list(self.columns)).slice(start, stop - start)
                 while any(name not in table.column_names for name in self.columns):
+                    before = table.column_names
                     table = table.flatten()  # fields of columns become columns
+                    if table.column_names == before:
+                        raise ValueError(f"columns {', '.join(before)}")
                 source, target = (table.column(name).to_pylist() for name in self.columns)
             for pair in zip(source, target, strict=True):
                 yield encoded(pair[0] or b""), encoded(pair[1] or b"")
