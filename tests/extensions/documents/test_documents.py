@@ -436,3 +436,48 @@ def test_pages_of_ten_languages(path):
         assert sorted(after.tags) == sorted(before.tags)
         assert sorted(squeezed(after.text.upper())) == sorted(squeezed(before.text.upper()))
         assert len(engine.asked) == sentences, engine.asked
+
+
+JOINED = {
+    "en": [
+        ["1. Two doors are open."],
+        ["Steps:", "1. Open the door.", "2) Close it."],
+        ["II. Methods follow."],
+        ["2.1. Data are here."],
+        ["\u00a7 5. Law is law.", "Go on."],
+        ["Yes.", "No.", "Go."],
+        ["... And then?"],
+        ["\U0001f600 Stop."],
+        ["Go!", "!!"],
+    ],
+    "fr": [
+        ["M. Dupont dort."],
+        ["Le Dr. Martin est l\u00e0.", "Il dort."],
+        ["1. Deux portes."],
+        ["Voici Mme. Curie."],
+        ["Oui."],
+    ],
+    "es": [["1. Abre la puerta."], ["La Dra. Garc\u00eda duerme."]],
+    "it": [["1. Apri."], ["Il Sig. Rossi dorme."]],
+    "ru": [
+        ["1. \u0414\u0432\u0435\u0440\u044c."],
+        ["\u0414. \u0418\u0432\u0430\u043d\u043e\u0432 \u0441\u043f\u0438\u0442."],
+    ],
+    "zh": [["\u597d\u3002", "\u597d\u3002"], ["1. \u597d\u3002"]],
+}
+
+
+@pytest.mark.parametrize("language", JOINED)
+def test_a_sentence_has_a_word_of_its_own(language):
+    """Numbers of lists, initials and titles belong to the sentence after them."""
+    for sentences in JOINED[language]:
+        text = ("" if language == "zh" else " ").join(sentences)
+        spans = Marked(text).sentences(sentences_in(language))
+        assert [text[start:end] for start, end in spans] == sentences
+
+
+@pytest.mark.parametrize("number", ["1.", "(2)", "[3]", "4)", "2.1.3.", "12.)"])
+def test_a_number_of_a_list_on_its_line_is_copied(number):
+    engine = Words(lambda word: word[::-1])
+    assert engine.document(f"{number}\nGo.\n{number}") == f"{number}\n.oG\n{number}"
+    assert engine.seen == ["Go."]

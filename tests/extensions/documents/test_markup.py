@@ -320,3 +320,77 @@ def test_a_page_takes_seconds():
     deep = "<x>" * 20_000 + "a" + "</x>" * 20_000
     for is_xml in (False, True):
         assert [part.text for part in parts_of(deep, is_xml) if not isinstance(part, str)] == ["a"]
+
+
+NATIVE = {
+    "XLIFF": '<source>Click <bpt id="1">&lt;b&gt;</bpt>the red door<ept id="1">&lt;/b&gt;</ept> now.</source>',
+    "TMX": '<seg>See <bpt i="1">{\\b </bpt>all<ept i="1">}</ept> <ph x="2">&lt;br/&gt;</ph> doors<ut>{\\f1}</ut>.</seg>',  # noqa: E501
+    "with a prefix": '<x:seg xmlns:x="u">A <x:ph>%1</x:ph> door <x:bpt i="1">[b]</x:bpt>is<x:ept i="1">[/b]</x:ept>.</x:seg>',  # noqa: E501
+    "in others": '<target><g id="1">See <it pos="open">&lt;i&gt;</it>a dog</g> <it pos="close">&lt;/i&gt;</it></target>',  # noqa: E501
+    "overlapping": """<seg><bpt i="1">[b]</bpt>a <bpt i="2">[i]</bpt>red<ept i="1">[/b]</ept> dog<ept i="2">[/i]</ept></seg>""",  # noqa: E501
+    "of a unit": '<xliff><originalData><data>&lt;b alt="See it"&gt;</data></originalData><source>Go on</source></xliff>',  # noqa: E501
+    "of a file": "<xliff><skl><internal-file>See it</internal-file></skl><source>Go on</source></xliff>",
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_code_of_xliff_and_tmx_is_no_text(name):
+    """It comes out unchanged, in its place beside the words, and the model is not asked for it."""
+    engine = Words(str.upper, most=99)
+    tags = r"<(x:)?(bpt|ept|it|ph|ut|data|internal-file)\b[^>]*>[^<]*</(?:x:)?\2>|<[^<>]*>"
+    expected, last = "", 0
+    for match in re.finditer(tags, NATIVE[name]):
+        expected += NATIVE[name][last : match.start()].upper() + match[0]
+        last = match.end()
+    assert engine.document(NATIVE[name], "xml") == expected + NATIVE[name][last:].upper()
+    assert not re.search(r"[\[\]{}<>%]", " ".join(engine.seen)), engine.seen
+
+
+def test_text_within_native_code_is_translated():
+    document = '<source>Go <ph id="1">&lt;a title="<sub>Two doors</sub>"&gt;</ph>on.</source>'
+    expected = document.replace("Go", "GO").replace("on.", "ON.").replace("Two doors", "TWO DOORS")
+    assert Words(str.upper).document(document, "xml") == expected
+
+
+@pytest.mark.parametrize("document", ["<p>The <ph>big red</ph> dog</p>", "<p>The <it>big</it> dog</p>"])
+def test_elements_of_other_vocabularies_are_text(document):
+    words = re.sub("<[^<>]*>", "", document)
+    engine = Words(str.upper)
+    assert re.sub("<[^<>]*>", "", engine.document(document, "xml")) == words.upper() and engine.seen == [words]
+
+
+ESCAPED = [
+    r"Don\'t open it",
+    r"Say \"Go on\" now",
+    r"L\u2019eau est l\u00e0",
+    r"It\'s \"red\" \@ home\?",
+    r"Two\nlines\n\nand \ttabs\r\n",
+    r"\n\tBegin",
+    r"Path C:\new\table and \\server\name\x",
+    r"Twice escaped\\nin JSON",
+    r"Up\N- Down",
+    r"Do not\n%1$s\n{name}\nchange",
+]
+
+
+@pytest.mark.parametrize("text", ESCAPED)
+@pytest.mark.parametrize("format", ["xml", "text"])
+def test_escapes_of_apps_stay_and_no_word_has_them(text, format):
+    engine = Words(str.upper, most=99)
+    document = f"<string>{text}</string>" if format == "xml" else text
+    kept = re.compile(r"C:\S+|\\\\server\S+|\\+[nrtN'\"]|\\u\w{4}|%1\$s|\{name\}|</?string>")
+    expected, last = "", 0
+    for match in kept.finditer(document):
+        expected += document[last : match.start()].upper() + match[0]
+        last = match.end()
+    assert engine.document(document, format) == expected + document[last:].upper()
+    assert not re.search(r"\\+(?:[nrtN](?!ame|ew|able)|['\"u])", " ".join(engine.seen)), engine.seen
+
+
+def test_quotes_of_a_translation_are_escaped_as_those_of_the_text():
+    engine = Words({"Don't": "N'ouvre", "open": "pas", "it": "\u2019"}.get)
+    assert engine.document(
+        r"<string>Don\'t open it</string>", "xml"
+    ) == r"<string>N\'ouvre pas \u2019</string>".replace("\\u2019", "\u2019")
+    mixed = r"<string>Don\'t</string><string>Don't</string>"  # Neither is a rule.
+    assert Words(str).document(mixed, "xml") == mixed

@@ -30,6 +30,7 @@ WHOLE = {
         *("{ $size }", "{ -brand-name }", "{ name }", "{ NUMBER($n, digits: 2) }", "#{ x }", "${ x }"),
     ],
     "brackets": ["[[x]]", "[[user.name]]"],
+    "path": [r"C:\new\table.txt", r"d:\temp", r"\\server\name\x", r"\\a.b\c$"],
     "dollar": ["$COUNT$", "$user_name", "$userName"],
     "percent name": ["%name%", "%user.name%", "%PATH%"],
     "percent sign": ["%%"],

@@ -19,6 +19,7 @@ class _Node:
     before: str = ""
     after: str = ""
     kind: str = "open"  # or that of a mark without text
+    spaced: bool = False  # whether it is between two spaces, as if it were a word
     parts: list["_Node"] = field(default_factory=list)
 
 
@@ -32,7 +33,9 @@ def _tree(sentence: Marked) -> _Node:
             node = path.pop()
             node.end, node.after = mark.start, mark.raw
         elif mark.kind == "open" or mark.end == mark.start:
-            path[-1].parts.append(_Node(mark.start, mark.start, mark.raw, kind=mark.kind))
+            around = sentence.text[max(0, mark.start - 1) : mark.start + 1]
+            is_spaced = mark.kind != "open" and len(around) == 2 and around.isspace()
+            path[-1].parts.append(_Node(mark.start, mark.start, mark.raw, kind=mark.kind, spaced=is_spaced))
             path += path[-1].parts[-1:] * (mark.kind == "open")
     return root
 
@@ -77,7 +80,10 @@ class Placing:
         for part, first, last in placed:
             first = min(max(first, at), end) if part.before else start
             last = end if part.kind == "open" and not part.after else min(max(last, first), end)
-            written += self._marked.part((at, first)).written() + part.before
+            written += self._marked.part((at, first)).written()
+            # The model reads the spaces around a mark as one.
+            written += " " * (part.spaced and not written[-1:].isspace() and first > 0) + part.before
+            written += " " * (part.spaced and not self._text[first : first + 1].isspace() and first < len(self._text))
             written += self._within(part, first, last) + part.after
             at = last
         return written + self._marked.part((at, end)).written()

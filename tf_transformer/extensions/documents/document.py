@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tf_transformer.extensions.documents.alignment import Placing
-from tf_transformer.extensions.documents.marked import Mark, Marked, Splitter, sentences_in
+from tf_transformer.extensions.documents.marked import Mark, Marked, Quotes, Splitter, sentences_in
 from tf_transformer.extensions.documents.markup import parts_of
 from tf_transformer.extensions.documents.subtitles import captions_of
 from tf_transformer.extensions.words import Span
@@ -15,7 +15,7 @@ from tf_transformer.utils.values import BadInput, shown
 
 # Split a document into strings that are copied and texts that are translated, in order.
 READERS: Mapping[str, Callable[[str], Sequence[str | Marked]]] = {
-    "text": lambda document: [Marked(document)],
+    "text": lambda document: [Marked((quotes := Quotes(document)).read(document), write=quotes.written)],
     "html": parts_of,
     "xml": lambda document: parts_of(document, is_xml=True),
     "srt": captions_of,

@@ -36,6 +36,7 @@ PLACEHOLDERS = {
     "braces": r"[$#%@]?\{(?:[^{}\s]|\{[^{}\s]{0,99}\}){0,99}\}"
     r"|[$#]?\{ (?:[$-]?\w[\w.-]{0,99}|[A-Z]+\([^(){}\n]{0,99}\)) \}",
     "brackets": r"\[\[[^\[\]\s]{1,99}\]\]",
+    "path": r"(?<!\w)[A-Za-z]:\\[\w.\\-]{1,199}(?<![.\\])|(?<![\w\\])\\\\[\w.-]{1,99}(?:\\[\w.$-]{1,99}){1,19}(?<!\.)",
     # `$m` and `$bn` may be money. A smiley or a time may contain `:name`.
     "dollar": r"\$[A-Za-z_]\w{0,48}\$(?!\w)|(?<![\w$])\$(?=\w{0,48}_|[a-z]{1,48}[A-Z])[A-Za-z_]\w{0,48}",
     "percent name": r"(?<![\w%])%[A-Za-z_][\w.-]{1,48}%(?!\w)",
@@ -48,6 +49,19 @@ PLACEHOLDERS = {
     r"|(?<!\w)(?<!\w[ \xa0\u202f])% [-+#0]?\d{0,4}(?:\.\d{1,4})?l{0,2}[dfgeiuxX](?![\w.'\u2019])",
 }
 PLACEHOLDER = re.compile("|".join(PLACEHOLDERS.values()))
+# Ends of lines and tabs that strings of apps and subtitles spell. They separate sentences.
+WRITTEN_BREAK = re.compile(r"(?:\\{1,2}[nrtN])+")
+# A number of a list on a line of its own, such as 1. or (2), is copied.
+ENUMERATOR = re.compile(r"[(\[]?\d{1,3}(?:\.\d{1,3})*[.)\]]+")
+# Titles before a name, at the end of what sentencex takes for a sentence of some languages.
+_TITLES = """
+Abg Avv Capt Cdt Col Dipl Dir Dom Dott Dr Dra Drs Dres Gen Gov Hon Hr Ing Jr Lic Lt MM Mag Messrs Mgr Mlle Mlles Mme
+Mmes Mr Mrs Ms Mx Pr Pres Prof Profa Rep Rev Sen Sgt Sig Sr Sra Sras Sres Srta St Ste Sta Sto Ven
+"""
+_ENDS_IN_TITLE = re.compile(rf"(?:\A|[^\w.])(?:M|{'|'.join(_TITLES.split())})\.\s*\Z")
+# Two letters in a row, or one of a script without spaces, make a word. Roman numbers do not.
+_ROMAN = r"(?<!\w)(?:[IVXLC]{1,7}|[ivxlc]{1,7})(?!\w)(?=[.)\]])"
+_HAS_WORD = re.compile(rf"[{DENSE}](?<=\w)|[^\W\d_][^\W\d_]")
 # What a lost placeholder is kept together with, if it touches it, but for stops after it.
 _GLUED = re.compile(rf"[^\s{DENSE}\u2013\u2014\u2026]|[\u300c-\u3011\uff08\uff09\u300a\u300b]")
 # Words that only an end tag and a start tag separate are apart, and those beside a picture.
@@ -166,15 +180,20 @@ class Marked:
         return [*parts, self._written(last, len(self.text), self.marks[seen:])]
 
     def sentences(self, splitter: Splitter) -> list[Span]:
-        """Returns the spans of the sentences, with only whitespace and marks between them.
+        """Returns the spans of the sentences. Between them are only whitespace, marks, written breaks and enumerators.
 
         Raises:
             BadInput: If the splitter's sentences are not the text.
         """
         lines = self.text.splitlines(keepends=True) if self.newline == "ends" else [self.text]
         ends, spans = {*itertools.accumulate(map(len, lines)), *self._breaks()}, list[Span]()
-        for start, end in itertools.pairwise([0, *sorted(ends)]):
+        written = [match.span() for match in WRITTEN_BREAK.finditer(self.text)]
+        written = [(start, end) for start, end in written if self.kept_around(start) == (start, start)]
+        skipped = {start for start, _ in written}
+        for start, end in itertools.pairwise([0, *sorted(ends.union(*written))]):
             position, last = self._stripped(start, end)
+            if start in skipped or ENUMERATOR.fullmatch(self.text[position:last]):
+                continue
             body = self.text[position:last]
             body = body if self.newline == "ends" else re.sub(r"\s", " ", body)
             pieces = list(splitter(body)) if body else []
@@ -300,6 +319,43 @@ def sentences_in(language: str = "") -> Splitter:
             size = WINDOW if len(pieces) > 1 else 2 * size
             if whole or len(pieces) > 1:  # The last one may be incomplete.
                 ends += itertools.accumulate(map(len, pieces[: None if whole else -1]), initial=ends.pop())
-        return [line[start:end] for start, end in itertools.pairwise(ends)]
+        return _with_words([line[start:end] for start, end in itertools.pairwise(ends)])
 
     return sentences
+
+
+def _with_words(pieces: list[str]) -> list[str]:
+    """Joins pieces that have no word, such as "1." and "M.", and those that end in a title, with the next ones."""
+    joined, waiting = list[str](), ""
+    for piece in pieces:
+        has_word = _HAS_WORD.search(re.sub(_ROMAN, "", piece)) and not _ENDS_IN_TITLE.search(piece[-20:])
+        waiting += piece
+        if has_word:
+            joined.append(waiting)
+            waiting = ""
+    return [*joined, waiting] if waiting else joined
+
+
+class Quotes:
+    r"""Characters that strings of apps escape, such as \' of Android's and \u2019, if a text has them only so.
+
+    The model reads them without, and its own are written with.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._pairs = [(f"\\{mark}", mark) for mark in "'\"" if text.count(mark) == text.count(f"\\{mark}") > 0]
+        for code in {*re.findall(r"(?<!\\)\\u([0-9A-Fa-f]{4})", text)}:
+            if (character := chr(int(code, 16))).isprintable() and character not in text:
+                self._pairs.append((f"\\u{code}", character))
+        characters = [character for _, character in self._pairs]  # \u00e9 may also be written \u00E9
+        self._pairs = [pair for pair in self._pairs if characters.count(pair[1]) == 1]
+
+    def read(self, text: str) -> str:
+        for escape, character in self._pairs:
+            text = text.replace(escape, character)
+        return text
+
+    def written(self, text: str) -> str:
+        for escape, character in self._pairs:
+            text = text.replace(character, escape)
+        return text

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from xml.parsers import expat
 
-from tf_transformer.extensions.documents.marked import DEEPEST, Mark, Marked
+from tf_transformer.extensions.documents.marked import DEEPEST, Mark, Marked, Quotes
 from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.values import BadInput
 
@@ -29,6 +29,11 @@ RAW = {"iframe", "noembed", "noframes", "script", "style", "textarea", "title", 
 NEVER = RAW - {"title"} | {"plaintext", "rp", "rt", "template"}  # always excluded, as are svg and math
 
 UNREAD = {"rp", "rt", "svg"}  # The text around them is translated without theirs.
+# XLIFF's and TMX's elements that hold code as text. In other vocabularies, `it` and `ph` are words. `sub` in them is
+# text. `originalData` and `internal-file` hold the code of a whole unit or file.
+NATIVE, ONLY_THERE, SUB = {"bpt", "ept", "it", "ph", "ut"}, {"it", "ph"}, "sub"
+SEGMENTS = {"source", "seg-source", "target", "seg", "xliff", "tmx"}
+NATIVE_BLOCKS = {"originalData", "internal-file"}
 # Superscripts that are not words: 1, [12], *, [a], −6.
 NOTE = re.compile(r"\s*(?:[\d\s,;\u2013\u2212-]++|[*\u2020\u2021\u00a7\u00b6#]++|[\[(]\s?\w{1,3}\s?[\])])+\s*")
 
@@ -66,6 +71,7 @@ class Piece(NamedTuple):
     text: str = ""
     copied: bool = False  # whether it is excluded from translation
     is_pre: bool = False  # whether newlines are kept
+    native: str = ""  # "kept" for code before a word, "note" for code after one, of XLIFF and TMX
 
 
 # Pieces, indices of the elements' last pieces by those of their start tags, and of tags that may be within a sentence.
@@ -184,10 +190,11 @@ def read_xml(document: str) -> Read:
     """Reads XML. Elements that have text next to them, and their contents, are within sentences."""
     _check_xml(document)
     pieces, pairs, inline, parents = list[Piece](), dict[int, int](), set[int](), list[int]()
-    path = [(-1, 0, False)]  # open elements, and whether their text is copied, and preformatted
+    # Open elements, and whether their text is copied, preformatted, in a segment of XLIFF or TMX, and its native code.
+    path = [(-1, 0, False, False, False)]
     for match in _XML_TOKEN.finditer(document):
         kind, name, start = str(match.lastgroup), match["name"] or "", match.start()
-        parent, copied, is_pre = path[-1]
+        parent, copied, is_pre, is_segment, is_native = path[-1]
         if kind == "text":
             pieces += _texts(match[0], start, copied > 0, is_pre, _XML_ENTITIES.__contains__)
         elif match["end"]:
@@ -196,11 +203,16 @@ def read_xml(document: str) -> Read:
             pieces.append(Piece("close", name, start, "", copied > 0))
         elif kind == "tag" and not match["empty"]:
             attributes = {key: one or other for key, one, other in _ATTRIBUTE.findall(match["attributes"])}
-            is_code = name.rpartition(":")[2] in ("script", "style")
-            copied = 2 if is_code else _chosen(attributes.get("translate", "inherit"), copied)
+            local = name.rpartition(":")[2]
+            copied = 2 if local in NATIVE_BLOCKS | {"script", "style"} else copied
+            copied = _chosen(attributes.get("translate", "inherit"), copied)
             is_pre = {"preserve": True, "default": False}.get(attributes.get("space", ""), is_pre)
-            path.append((len(pieces), copied, is_pre))
-            pieces.append(Piece("open", name, start, "", copied > 0))
+            is_native, was_native = local in NATIVE - (set() if is_segment else ONLY_THERE), is_native
+            copied = max(copied, 1) if is_native else 0 if was_native and local == SUB and copied < 2 else copied
+            is_last = local == "ept" or attributes.get("pos") in ("close", "end")
+            native = ("note" if is_last else "kept") if is_native else ""
+            path.append((len(pieces), copied, is_pre, is_segment or local in SEGMENTS, is_native))
+            pieces.append(Piece("open", name, start, "", copied > 0, native=native))
         else:
             pieces.append(Piece("other" if kind == "other" else "empty", name, start))
         parents += [parent] * (len(pieces) - len(parents))
@@ -244,8 +256,11 @@ class _Reader:
 
     def __init__(self, document: str, read: Read, is_xml: bool) -> None:
         self._document = document
-        self._write = escaped if is_xml else lambda text: escaped(text).replace("\xa0", "&nbsp;")
         self._pieces, self._pairs, self._inline = read
+        texts = (each.text for each in self._pieces if each.kind == "text" and not each.copied)
+        self._quotes = Quotes("".join(texts) if is_xml and "\\" in document else "")
+        markup = escaped if is_xml else lambda text: escaped(text).replace("\xa0", "&nbsp;")
+        self._write = lambda text: markup(self._quotes.written(text))
         self._closing = {last: first for first, last in self._pairs.items()}
         self._ends = [*(piece.start for piece in self._pieces[1:]), len(document)]
         words = [each.kind == "text" and not each.copied and not each.text.isspace() for each in self._pieces]
@@ -276,7 +291,7 @@ class _Reader:
             raw = self._document[piece.start : self._ends[last]]
             text = ""
             if piece.kind == "text" and not piece.copied:
-                text = piece.text
+                text = self._quotes.read(piece.text)
                 self._is_read |= not text.isspace()
                 self._is_pre |= piece.is_pre
             elif piece.copied if piece.kind == "entity" else index not in self._inline:
@@ -286,10 +301,10 @@ class _Reader:
             else:
                 if piece.kind == "entity":
                     text = raw
-                elif last > index and not is_note and piece.name not in UNREAD:
+                elif last > index and not is_note and piece.name not in UNREAD and not piece.native:
                     text = " ".join("".join(each.text for each in self._pieces[index:last]).split())
                 is_tag = last == index and piece.kind in ("open", "close")
-                kind = piece.kind if is_tag else "note" if is_note else "kept"
+                kind = piece.kind if is_tag else "note" if is_note else piece.native or "kept"
                 element = self._closing.get(index, index) + 1 if is_tag else 0
                 self._marks.append(Mark(self._length, self._length + len(text), raw, kind, element))
             self._texts.append(text)
