@@ -6,6 +6,7 @@ A translator's SavedModel has all three. Other translators lack the second. Othe
 import logging
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -60,6 +61,11 @@ def main(argv: list[str] | None = None) -> None:
     limits = Limits(args.char_limit, args.batch_limit, args.req_limit, args.body_limit)
     # Bind the port first: a taken port should fail before the model loads.
     with server.listen(args.host, args.port) as listening:
+        # It answers 503 while the model loads, which takes minutes on a busy machine.
+        loading = server.Loading()
+        running = server.http_server(loading, listening, limits)
+        thread = threading.Thread(target=running.run, daemon=True)
+        thread.start()
         opened = lambda folder: engine(folder, vars(args), batch_size=args.batch_size or 32)  # noqa: E731
         model, calls = ServedModel(args.model, args.name, opened), of_calls(vars(args))
         languages = f"{Languages(model.engine, calls)}, " if model.engine else ""
@@ -68,12 +74,12 @@ def main(argv: list[str] | None = None) -> None:
         with quiet_stderr():
             server.warm_up(served, model)
         server.LOG.setLevel(logging.INFO if args.verbose else logging.ERROR)
-        running = server.http_server(served, listening, limits)
+        loading.app = served
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # Windows has no SIGHUP. nohup ignores it.
             if hasattr(signal, name) and (name != "SIGHUP" or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN):
                 signal.signal(getattr(signal, name), server.stop)
         print(f"listening on {server.address_of(listening)}\nCtrl-C stops it", flush=True)
-        running.run()
+        thread.join()
 
 
 if __name__ == "__main__":

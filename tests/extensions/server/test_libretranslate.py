@@ -8,6 +8,7 @@ from serving import PAIR, Several, ask, post, serve, with_signature
 from test_documents import Words
 
 from tf_transformer.config import BadInput
+from tf_transformer.extensions.server.libretranslate import Languages
 from tf_transformer.extensions.server.model import Limits
 from trainers.serve import app
 
@@ -28,7 +29,10 @@ def test_a_client_that_is_not_ours_translates(one_pair):
     libretranslatepy = pytest.importorskip("libretranslatepy")
     client = libretranslatepy.LibreTranslateAPI(f"http://127.0.0.1:{one_pair}/", api_key="secret")
     assert client.translate("Hello Dr. Smith. Write to {name}.", "en", "de") == "HELLO DR. SMITH. WRITE TO {name}."
-    assert client.languages() == [{"code": "en", "name": "English", "targets": ["de"]}]
+    assert client.languages() == [
+        {"code": "en", "name": "English", "targets": ["de"]},
+        {"code": "de", "name": "German", "targets": []},
+    ]
     (best, *_) = client.detect("Das ist ein altes Haus, und es hat keine Fenster.")
     assert best["language"] == "de" and 90 < best["confidence"] <= 100
 
@@ -84,6 +88,58 @@ def test_the_source_is_detected_among_the_models_languages(several, one_pair):
     assert post(one_pair, "/detect", {"q": "\N{GRINNING FACE}"})[0] == 200
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["123", "...", "\N{GRINNING FACE} 7", "12.5 % (+3)", "https://example.com/der/die/das", "{name}: %s"],
+)
+@pytest.mark.parametrize(
+    ("languages", "server_language"), [(("sr", "en"), "en"), (("en", "sr"), "sr"), (("de", "fr"), "en")]
+)
+def test_a_text_without_words_has_the_servers_language(text, languages, server_language):
+    """Or the model's first, if the server has none."""
+    known = Languages(Several(*languages), {"source_language": server_language})
+    expected = server_language if server_language in languages else languages[0]
+    for sources in (True, False):
+        assert known.detected(text, sources) == [(expected, 0.0)]
+    client = app(Several(*languages), dict(zip(PAIR, languages, strict=True))).test_client()
+    body = {"q": f"<p>{text}</p>", "format": "html", "source": "auto", "target": languages[1]}
+    assert client.post("/translate", json=body).get_json()["detectedLanguage"]["language"] == languages[0]
+
+
+@pytest.mark.parametrize("listed", ["en, de", "de,en"])
+def test_a_card_of_two_languages_is_a_pair(listed):
+    """It does not tell the direction, which a request names."""
+    engine = Words(str.upper)
+    engine.metadata = {"languages": listed}
+    client = app(engine).test_client()
+    assert {one["code"] for one in client.get("/languages").get_json()} == {"en", "de"}
+    body = {"q": "Two doors.", "source": "en", "target": "de"}
+    assert client.post("/translate", json=body).get_json() == {"translatedText": "TWO DOORS."}
+    for missing in ("source", "target"):
+        response = client.post("/translate", json={name: value for name, value in body.items() if name != missing})
+        assert (response.status_code, response.get_json()["error"]) == (
+            400,
+            f"Invalid request: missing {missing} parameter",
+        )
+    assert client.post("/translate", json=body | {"target": "fr"}).status_code == 400
+
+
+@pytest.mark.parametrize("listed", ["en", "en, de, fr", ["en", "de"], 7, None])
+def test_a_card_of_other_languages_names_no_pair(listed):
+    engine = Words()
+    engine.metadata = {"languages": listed}
+    response = app(engine).test_client().post("/translate", json={"q": "a", "source": "en", "target": "de"})
+    assert response.status_code == 404 and "--source-language" in response.get_json()["error"]
+
+
+@pytest.mark.parametrize("kind", [FORM, "text/plain", "", "application/octet-stream", FORM + "; charset=utf-8"])
+@pytest.mark.parametrize("path", ["/translate", "/detect"])
+def test_json_needs_its_header(path, kind, one_pair):
+    status, response = post(one_pair, path, b' {"q": "a=b&c"}', kind)
+    assert status == 400 and response["error"].startswith("expected a form, got JSON as ")
+    assert response["error"].endswith("Send Content-Type: application/json") and "\n" not in response["error"]
+
+
 def test_languages_that_no_text_is_detected_in(several):
     port = serve(Words(), source_language="xx", target_language="yy")
     assert post(port, "/detect", {"q": "a"}) == (200, [{"confidence": 0.0, "language": "xx"}])
@@ -98,7 +154,25 @@ def test_languages_that_no_text_is_detected_in(several):
         (("en", "de"), "eng_Latn", "en"),
         (("eng_Latn", "zho_Hans", "zho_Hant"), "en", "eng_Latn"),
         (("eng_Latn", "zho_Hans", "zho_Hant"), "zh-Hant", "zho_Hant"),
-        (("eng_Latn", "zho_Hans", "zho_Hant"), "zh", None),
+        *[
+            (("eng_Latn", "zho_Hans", "zho_Hant"), code, "zho_Hans")
+            for code in ("zh", "zh-CN", "zh_cn", "ZH-SG", "cmn")
+        ],
+        *[
+            (("eng_Latn", "zho_Hant", "zho_Hans"), code, "zho_Hant")
+            for code in ("zh-TW", "zh-HK", "zh-mo", "zt", "zh-CHT")
+        ],
+        (("eng_Latn", "zho_Hans", "zho_Hant"), "zh-Hant-CN", "zho_Hant"),
+        (("eng_Latn", "zho_Hans", "zho_Hant"), "zh-Latn", None),
+        (("en", "zh"), "zh-TW", "zh"),
+        (("arb_Arab", "arb_Latn"), "ar-EG", "arb_Arab"),
+        (("kas_Arab", "kas_Deva"), "ks", "kas_Arab"),
+        (("taq_Latn", "taq_Tfng"), "taq", "taq_Latn"),
+        (("knc_Arab", "knc_Latn"), "knc", "knc_Latn"),
+        (("eng_Latn", "por_Latn"), "pb", "por_Latn"),
+        (("en", "pt"), "pt-BR", "pt"),
+        (("en", "he", "id"), "iw", "he"),
+        (("eng_Latn", "nob_Latn", "nno_Latn"), "nn-NO", "nno_Latn"),
         (("en", "de"), "xx", None),
     ],
 )

@@ -3,13 +3,16 @@
 import base64
 import json
 import re
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import tensorflow as tf
 from conftest import TEXTS
 from hypothesis import given, settings
-from serving import OPTIONS, REQUEST, asking
+from serving import OPTIONS, REQUEST, asking, with_signature
+from test_documents import Words
 
 import tf_transformer as tt
 
@@ -103,6 +106,37 @@ def test_numbers_are_the_shortest_that_are_read_back_as_they_were():
     assert (np.array(json.loads(text), np.float32) == values).all()
     assert text.startswith("[0.6, -1000000000.0, 0.33333334,")
     assert predict.written("x_bytes", np.array([[b"\xff"]], object)) == [[{"b64": "/w=="}]]
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "expected"),
+    [
+        (tf.constant([b"\xff", b"a"]), 400, "UTF-8, got other bytes"),
+        (tf.constant([[b"a", b"\xed\xa0\x80"]]), 400, "UTF-8, got other bytes"),
+        (tf.constant(["\u00fc"]), 200, ["\u00fc"]),
+        (tf.constant([1 + 2j]), 400, "texts or real numbers, got complex128"),
+        (tf.constant([1 + 2j], tf.complex64), 400, "texts or real numbers, got complex64"),
+        (tf.constant([1.5, -2.0], tf.bfloat16), 200, [1.5, -2.0]),
+        (tf.constant([1.5, -2.0], tf.float16), 200, [1.5, -2.0]),
+        (tf.constant([True]), 200, [True]),
+        (tf.constant([2**64 - 1], tf.uint64), 200, [2**64 - 1]),
+        (tf.constant([float("inf"), -float("inf")]), 200, [float("inf"), -float("inf")]),
+    ],
+)
+def test_outputs_of_any_type_are_json_or_one_line(value, status, expected):
+    """A SavedModel from elsewhere may have any. NaN and Infinity are TensorFlow Serving's."""
+    model = with_signature(Words())
+    model._loaded = SimpleNamespace(signatures={"serving_default": lambda text: {"y": value}})
+    response = app(model).test_client().post("/v1/models/model:predict", json={"inputs": ["a"]})
+    assert response.status_code == status
+    if status == 200:
+        assert response.get_json() == {"outputs": expected}
+    else:
+        assert expected in response.get_json()["error"] and "\n" not in response.get_json()["error"]
+
+
+def test_nan_is_written_as_by_the_server():
+    assert json.dumps(predict.written("y", np.array([np.nan], np.float32))) == "[NaN]"
 
 
 def test_status_and_metadata_are_the_servers_protos(client, model):

@@ -1,6 +1,7 @@
 """The server itself: who is served, in which order, on which address, and how it ends."""
 
 import functools
+import gzip
 import http.client
 import logging
 import os
@@ -12,6 +13,9 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -21,13 +25,14 @@ pytest.importorskip("waitress")
 import numpy as np
 import tensorflow as tf
 from programs import ROOT, fails
-from serving import PAIR, Slow, ask, post, serve
+from serving import PAIR, Slow, ask, post, raw, serve, with_signature
 from test_documents import Words
 from test_text_model import classifier, tagger
+from werkzeug.test import Client
 
 import tf_transformer as tt
 from tf_transformer.extensions.server import app as server
-from tf_transformer.extensions.server.model import ServedModel, Turns
+from tf_transformer.extensions.server.model import TURN, Limits, ServedModel, Turns
 from trainers import serve as program
 
 
@@ -47,6 +52,41 @@ def test_a_long_request_does_not_hold_the_others():
     assert statistics.median(seconds) < 5 * engine.seconds
     long.join()
     assert len(engine.batches) == 15 + 3
+
+
+def size_of(texts):
+    return len(texts) * max(len(text.encode()) for text in texts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["dog " * 8_000, "\u72d7" * 4_000, "a" * 32_000, "dog, " * 6_000, "\n".join(["dog " * 400] * 9), "dog. " * 2_000],
+)
+def test_a_turn_is_bounded_in_size(text):
+    """A text without sentence ends has long pieces, of which few run in one turn."""
+    engine = Slow()
+    engine.batch_size, engine.seconds = 32, 0
+    engine._replies, reply = lambda texts, request: reply(texts, request), engine._replies
+    assert post(serve(engine), "/translate", {"q": text})[0] == 200
+    sizes = [size_of(batch) for batch in engine.batches]
+    assert all(size <= TURN or len(batch) == 1 for size, batch in zip(sizes, engine.batches, strict=True))
+    assert len(engine.batches) > 1
+
+
+def test_rows_of_predict_run_in_turns_of_a_size(monkeypatch):
+    """They come back in the order of the request, whatever their lengths."""
+    seen, model = [], with_signature(Words())
+
+    def graph(text, **options):
+        seen.append([one.decode() for one in text.numpy()])
+        return {"upper": tf.strings.upper(text), "option": tf.broadcast_to(options["option"], tf.shape(text))}
+
+    model._loaded = SimpleNamespace(signatures={"serving_default": graph})
+    texts = ["dog " * (count % 400) for count in range(7, 7_000, 77)]
+    outputs = model._run("serving_default", {"text": tf.constant(texts), "option": tf.constant([3])})
+    assert outputs["upper"].tolist() == [text.upper().encode() for text in texts] and set(outputs["option"]) == {3}
+    assert all(size_of(batch) <= TURN or len(batch) == 1 for batch in seen) and len(seen) > 3
+    assert max(map(len, seen)) <= 32
 
 
 def test_turns_are_in_order_of_arrival():
@@ -258,3 +298,68 @@ def test_rows_that_run_in_parts_are_those_that_run_together(saved, monkeypatch):
             assert (value == expected[name].numpy()).all(), name
         else:
             np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("size", [5 << 20, 20 << 20])
+@pytest.mark.parametrize("client", ["http.client", "urllib", "chunks", "socket"])
+def test_a_client_that_sends_all_before_it_reads_sees_413(size, client):
+    port, body = serve(Words(), Limits(body=4 << 20)), b"a" * size
+    address = f"http://127.0.0.1:{port}/translate"
+    if client == "urllib":
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(urllib.request.Request(address, body), timeout=20)
+        status = error.value.code
+    elif client == "socket":
+        status, _ = raw(port, b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + body)
+    else:
+        sent = body if client == "http.client" else iter([body[: size // 2]] * 2)
+        status, response, _ = ask(port, "POST", "/translate", sent)
+        assert response["error"].startswith("Request Entity Too Large")
+    assert status == 413
+    assert ask(port, "GET", "/health")[0] == 200
+
+
+def test_a_rejected_request_is_read_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(server, "DRAINED", 1 << 20)
+    port = serve(Words(), Limits(body=99))
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(b"POST / HTTP/1.1\r\nContent-Length: 999999999\r\n\r\n")
+        with pytest.raises(OSError, match="reset|[Bb]roken pipe|aborted"):
+            for _ in range(1_000):
+                connection.sendall(b"a" * (1 << 20))
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "deflate, gzip", "zstd", "x-gzip"])
+@pytest.mark.parametrize("path", ["/translate", "/detect", "/document", "/v1/models/model:predict"])
+def test_a_coded_body_is_415(coding, path):
+    headers = {"Content-Encoding": coding, "Content-Type": "application/json", "Host": "localhost"}
+    client = server.app(Words(), PAIR).test_client()
+    response = client.post(path, data=gzip.compress(b'{"q": "a"}'), headers=headers)
+    expected = f"expected a body without Content-Encoding, got {coding!r}"
+    assert (response.status_code, response.get_json()) == (415, {"error": expected})
+    assert client.post("/detect", json={"q": "a"}, headers={"Content-Encoding": "identity"}).status_code == 200
+
+
+@pytest.mark.parametrize("version", ["", "/versions/1", "/labels/stable"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE"])
+def test_predict_takes_post(version, method):
+    client = server.app(with_signature(Words()), PAIR).test_client()
+    response = client.open(f"/v1/models/model{version}:predict", method=method)
+    assert (
+        response.status_code == 405 and "POST" in response.headers["Allow"] and "GET" not in response.headers["Allow"]
+    )
+    if not version:
+        assert client.get("/v1/models/model").status_code == 200
+
+
+def test_a_model_that_loads_is_503():
+    loading, served = server.Loading(), server.app(Words(), PAIR)
+    client = Client(loading)
+    for method, path in (("GET", "/"), ("POST", "/translate"), ("GET", "/health"), ("GET", "/v1/models/model")):
+        response = client.open(path, method=method)
+        assert response.status_code == 503 and int(response.headers["Retry-After"]) > 0
+        assert response.get_json() == (
+            {"status": "loading"} if path == "/health" else {"error": "the model is loading"}
+        )
+    loading.app = served
+    assert client.get("/health").get_json() == {"status": "ok"}

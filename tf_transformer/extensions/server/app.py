@@ -19,6 +19,7 @@ from waitress.channel import HTTPChannel
 from waitress.server import create_server
 from waitress.task import ErrorTask
 from werkzeug.exceptions import HTTPException
+from werkzeug.routing import BaseConverter
 
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.server import libretranslate, predict
@@ -28,6 +29,7 @@ from tf_transformer.inference.engine import Engine
 LOG = logging.getLogger(__name__)
 LOCAL = re.compile(r"(?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?", re.IGNORECASE)
 THREADS, CONNECTIONS, SECONDS, HEADER = 64, 500, 60, 64 << 10
+DRAINED = 64 << 20  # bytes of a rejected request that are read, since most clients send all before they read
 CORS = {  # of LibreTranslate's API, for any page
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "GET, POST",
@@ -57,6 +59,7 @@ def app(
     limits = limits or Limits()
     flask, rates = Flask(__name__, static_folder=None, template_folder="."), Rates(limits.requests)
     flask.json.ensure_ascii = flask.json.sort_keys = False  # type: ignore[attr-defined]
+    flask.url_map.converters["named"] = Named
     flask.url_map.merge_slashes = flask.url_map.strict_slashes = False
     flask.config.update(MAX_CONTENT_LENGTH=limits.body, MAX_FORM_MEMORY_SIZE=limits.body)
 
@@ -64,6 +67,8 @@ def app(
     def begin() -> Response | None:
         g.began = time.perf_counter()
         client_left.set(request.environ.get("waitress.client_disconnected") or (lambda: False))
+        if request.content_encoding not in (None, "", "identity"):
+            abort(415, f"expected a body without Content-Encoding, got {request.content_encoding[:99]!r}")
         if request.method == "POST":
             rates.spend(request.remote_addr or "")
         return Response(status=204) if request.method == "OPTIONS" else None
@@ -88,6 +93,26 @@ def app(
     if served.engine:
         flask.register_blueprint(libretranslate.routes(served.engine, options or {}, limits, rates))
     return flask
+
+
+class Named(BaseConverter):
+    """A part of an address without the verb of a request, so that GET of one is not taken for a model's name."""
+
+    regex = "[^/]+(?<!:predict)"
+
+
+class Loading:
+    """WSGI application that answers 503 until `app` is set."""
+
+    def __init__(self) -> None:
+        self.app: Any = None
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:
+        if self.app:
+            return self.app(environ, start_response)
+        values = {"status": "loading"} if environ.get("PATH_INFO") == "/health" else {"error": "the model is loading"}
+        headers = {**CORS, "Retry-After": "5"}
+        return Response(json.dumps(values), 503, headers, content_type="application/json")(environ, start_response)
 
 
 def answer_to(error: Exception) -> Any:
@@ -123,12 +148,47 @@ class JSONErrorTask(ErrorTask):
     """Sends errors of HTTP, such as a body that is too large, in JSON, like the application."""
 
     def execute(self) -> None:
-        error = self.request.error
+        error, self.channel.rejected = self.request.error, True
         body = json.dumps({"error": f"{error.reason}: {error.body}"}).encode()
         self.status, self.content_length = f"{error.code} {error.reason}", len(body)
         self.response_headers.append(("Content-Type", "application/json"))
         self.set_close_on_finish()
         self.write(body)
+
+
+class Channel(HTTPChannel):
+    """A connection. After an error, it reads the rest of the request before it closes.
+
+    Otherwise the system resets the connection, and a client that is still sending does not see the response.
+    """
+
+    error_task_class = JSONErrorTask
+    rejected, lingers, read = False, False, 0
+
+    def handle_close(self) -> None:
+        if not self.rejected or self.lingers or not self.connected:
+            super().handle_close()
+            return
+        self.lingers, self.will_close = True, False
+        try:
+            self.socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            super().handle_close()
+
+    def readable(self) -> bool:
+        return (self.lingers and not self.will_close) or bool(super().readable())
+
+    def handle_read(self) -> None:
+        if not self.lingers:
+            super().handle_read()
+            return
+        try:
+            data = self.recv(self.adj.recv_bytes)  # closes at the end
+        except OSError:
+            data = b""
+        self.read += len(data)
+        if not data or self.read > DRAINED:
+            self.handle_close()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -144,10 +204,10 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def http_server(flask: Flask, listening: socket.socket, limits: Limits) -> Any:
+def http_server(application: Any, listening: socket.socket, limits: Limits) -> Any:
     """Returns a server whose `run` does not return."""
     server = create_server(
-        flask,
+        application,
         sockets=[listening],
         threads=THREADS,
         connection_limit=CONNECTIONS,
@@ -159,7 +219,7 @@ def http_server(flask: Flask, listening: socket.socket, limits: Limits) -> Any:
         log_socket_errors=False,
         ident=None,
     )
-    server.channel_class = type("Channel", (HTTPChannel,), {"error_task_class": JSONErrorTask})
+    server.channel_class = Channel
     return server
 
 

@@ -11,7 +11,7 @@ from flask import Blueprint, abort, request
 
 from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.extensions.documents.document import FORMATS
-from tf_transformer.extensions.documents.marked import Marked, sentences_in
+from tf_transformer.extensions.documents.marked import PLACEHOLDER, Marked, sentences_in
 from tf_transformer.extensions.server.model import InTurns, Limits, Rates, shown
 from tf_transformer.extensions.server.predict import parsed
 from tf_transformer.inference.engine import Engine
@@ -23,19 +23,36 @@ HERE = Path(__file__).parent
 # Codes of ISO 639-1, or M2M100's where there is none, NLLB's without the script, and English names.
 ROWS = [row.split("\t") for row in (HERE / "languages.tsv").read_text(encoding="utf-8").splitlines()]
 NAMES = {code: name for code, _, name in ROWS}
-SHORT = {long: code for code, long, _ in ROWS} | {"nb": "no", "nso": "ns"}
+SHORT = {long: code for code, long, _ in ROWS} | {"nb": "no", "nso": "ns", "cmn": "zh"}
+# Codes that ISO 639 has withdrawn, Filipino, and those of LibreTranslate and .NET with a region or script in one word.
+OTHER = {"iw": "he", "in": "id", "ji": "yi", "jw": "jv", "mo": "ro", "fil": "tl", "pb": "pt-br", "zt": "zh-hant"}
+OTHER |= {"zh-cht": "zh-hant", "zh-chs": "zh-hans"}
+# Scripts of codes without one: Unicode's likely subtags, where a model has several for a language.
+SCRIPTS = {"ace": "latn", "ar": "arab", "bjn": "latn", "ks": "arab", "knc": "latn", "min": "latn", "taq": "latn"}
+SCRIPTS |= {"zh": "hans", "zh-tw": "hant", "zh-hk": "hant", "zh-mo": "hant", "ks-in": "deva"}
+TAG = re.compile("<[^<>]*>")
 MOST_ALTERNATIVES = 7  # plus the best translation fill a beam of 8
 
 
 def short(code: str) -> str:
     """Returns the language of a code: "de" of de, DE, de-AT and deu_Latn."""
-    language = re.split("[-_]", code.lower())[0]
+    language = parts_of(code)[0]
     return SHORT.get(language, language)
 
 
 def script(code: str) -> str:
-    """Returns the script of a code, such as "latn" of deu_Latn, or ""."""
-    return next((part for part in re.split("[-_]", code.lower())[1:] if len(part) == 4), "")
+    """Returns the script of a code, such as "latn" of deu_Latn, "hant" of zh-TW, or "" if it has none."""
+    language, *others = parts_of(code)
+    written = next((part for part in others if len(part) == 4), "")
+    regional = [SCRIPTS.get(f"{short(language)}-{part}", "") for part in others]
+    return written or next(filter(None, regional), SCRIPTS.get(short(language), ""))
+
+
+def parts_of(code: str) -> list[str]:
+    """Splits a code into language, script and region, in lowercase."""
+    first, *others = code.lower().replace("_", "-").split("-")
+    joined = OTHER.get("-".join([first, *others[:1]]))
+    return [*joined.split("-"), *others[1:]] if joined else [*OTHER.get(first, first).split("-"), *others]
 
 
 def known_as(code: str, languages: Sequence[str]) -> str | None:
@@ -61,8 +78,15 @@ class Languages:
     def __init__(self, engine: Engine, options: Mapping[str, Any]) -> None:
         self.defaults = [str(options.get(name) or engine.metadata.get(name) or "") for name in LANGUAGES]
         self.sources, self.targets = ([*engine.languages] or [*filter(None, [code])] for code in self.defaults)
+        # A card lists the two languages of a pair in any order, so a request names the source and the target.
+        listed = engine.metadata.get("languages")
+        pair = [code.strip() for code in listed.split(",")] if isinstance(listed, str) else []
+        if len(pair) == 2 and not any(self.defaults) and not engine.languages:
+            self.sources, self.targets = pair, pair
 
     def __str__(self) -> str:
+        if self.sources and self.sources == self.targets and not self.defaults[0] and len(self.sources) == 2:
+            return f"between {' and '.join(self.sources)}"
         if len(self.sources) > 1:
             return f"{len(self.sources)} languages"
         return f"{self.defaults[0]} to {self.defaults[1]}" if self else "languages unknown"
@@ -71,7 +95,14 @@ class Languages:
         return bool(self.sources and self.targets)
 
     def listed(self) -> list[dict[str, Any]]:
-        return [{"code": code, "name": name_of(code, self.sources), "targets": self.targets} for code in self.sources]
+        """Returns all languages. Those that are only targets have none, since clients look both of a pair up here."""
+        every = list(dict.fromkeys([*self.sources, *self.targets]))
+        targets = {code: self.targets for code in self.sources}
+        return [{"code": code, "name": name_of(code, every), "targets": targets.get(code, [])} for code in every]
+
+    @property
+    def _server_language(self) -> str:
+        return self.defaults[0] if self.defaults[0] in self.sources else self.sources[0]
 
     @functools.cached_property
     def _detector(self) -> tuple[Callable[[str], list[tuple[str, float]]], dict[str, str]]:
@@ -83,13 +114,19 @@ class Languages:
         identifier.set_languages([*codes] or None)
         return identifier.rank, codes
 
-    def detected(self, text: str, sources: bool) -> list[dict[str, Any]]:
-        """Returns up to three languages of a text and percentages, best first: of the `sources`, or of all."""
+    def detected(self, text: str, sources: bool) -> list[tuple[str, float]]:
+        """Returns up to three languages of a text and percentages, best first: of the `sources`, or of all.
+
+        A text without a word has that of the server.
+        """
         rank, codes = self._detector
-        known = [(codes[label], round(100 * chance, 1)) for label, chance in rank(text[:START]) if label in codes]
+        text = PLACEHOLDER.sub(" ", text[:START])
+        ranked = rank(text) if any(map(str.isalpha, text)) else []
+        if len(ranked) > 1 and ranked[0][1] == ranked[1][1]:  # The detector knows nothing of these letters.
+            ranked = []
+        known = [(codes[label], round(100 * chance, 1)) for label, chance in ranked if label in codes]
         known = [(code, chance) for code, chance in known if not sources or code in self.sources]
-        best = [pair for pair in known[:3] if pair[1]] or known[:1] or [(self.sources[0], 0.0)]
-        return [{"confidence": chance, "language": code} for code, chance in best]
+        return [pair for pair in known[:3] if pair[1]] or known[:1] or [(self._server_language, 0.0)]
 
 
 def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: Rates) -> Blueprint:
@@ -107,7 +144,7 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
 
     @api.get("/frontend/settings")
     def settings() -> Any:
-        source, target = languages.sources[0], languages.defaults[1] or languages.targets[0]
+        source, target = languages.sources[0], languages.defaults[1] or languages.targets[-1]
         language = {"source": {"code": source, "name": name_of(source, languages.sources)}}
         language["target"] = {"code": target, "name": name_of(target, languages.targets)}
         absent = dict.fromkeys(("apiKeys", "keyRequired", "suggestions", "filesTranslation"), False)
@@ -122,7 +159,7 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
     @api.post("/detect")
     def detect() -> Any:
         texts, _ = texts_of(body_of_request())
-        return languages.detected(" ".join(texts), sources=False)
+        return [written(*best) for best in languages.detected(" ".join(texts), sources=False)]
 
     @api.post("/translate")
     def translate() -> Any:
@@ -133,8 +170,9 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
             abort(400, f"{shown(kind)} format is not supported")
         count = number_of(body.get("alternatives"))
         target, source = language_of(body, "target", languages.targets), body.get("source")
-        detected = languages.detected(" ".join(texts), sources=True)[0] if source == "auto" else None
-        source = detected["language"] if detected else language_of(body, "source", languages.sources)
+        words = [text if kind in ("text", "srt") else TAG.sub(" ", text) for text in texts]
+        detected = languages.detected(" ".join(words), sources=True)[0] if source == "auto" else None
+        source = detected[0] if detected else language_of(body, "source", languages.sources)
         chosen = search | (dict(zip(LANGUAGES, (source, target), strict=True)) if engine.languages else {})
         outputs = engine.document(texts, kind, sentences=sentences_in(source), **chosen)
         reply: dict[str, Any] = {"translatedText": outputs}
@@ -145,7 +183,7 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
                 for text, output, is_one in zip(texts, outputs, one, strict=True)
             ]
         if detected:
-            reply["detectedLanguage"] = [detected] * len(texts)
+            reply["detectedLanguage"] = [written(*detected)] * len(texts)
         return reply if several else {name: value[0] for name, value in reply.items()}
 
     def language_of(body: Mapping[str, Any], side: str, known: list[str]) -> Any:
@@ -179,9 +217,15 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
     return api
 
 
+def written(language: str, confidence: float) -> dict[str, Any]:
+    return {"confidence": confidence, "language": language}
+
+
 def body_of_request() -> Mapping[str, Any]:
     """Returns the fields of a request, of JSON or of a form."""
     if not request.is_json:
+        if request.get_data(cache=True).lstrip().startswith(b"{"):
+            abort(400, f"expected a form, got JSON as {shown(request.mimetype)}. Send Content-Type: application/json")
         # As LibreTranslate does: browsers send two characters for the end of a line, which would count twice.
         return {name: value.replace("\r\n", "\n") for name, value in request.values.items()}
     body = parsed(request.get_data())

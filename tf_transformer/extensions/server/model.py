@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,16 +24,18 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 from werkzeug.exceptions import BadRequest, HTTPException, TooManyRequests
 
-from tf_transformer.inference.engine import Aligned, Engine, Request, TranslationResult, strings_in
+from tf_transformer.inference.engine import Aligned, Engine, Request, TranslationResult, batches, strings_in
 from tf_transformer.inference.loading import load
 from tf_transformer.inference.savedmodel import load_graph
-from tf_transformer.utils.files import user_path
+from tf_transformer.utils.files import encoded, user_path
 from tf_transformer.utils.folders import EXPORTS, SAVED_MODEL, is_version, newest
 from tf_transformer.utils.reading import reading
 from tf_transformer.utils.values import BadInput, Count
 
 DEFAULT_SIGNATURE = "serving_default"
-BY_ROW, ROWS = (DEFAULT_SIGNATURE, "translate"), 32  # signatures of which a graph runs so many rows together
+# Signatures of a translator of which a graph runs so many rows together.
+BY_ROW, ROWS = (DEFAULT_SIGNATURE, "translate", "translate_details", "complete", "score"), 32
+TURN = 4_096  # bytes of a turn: rows times the longest. Those of 32 sentences, since a long text takes as long as many
 # TensorFlow's Python, unlike a server, adds these to the graph's error messages.
 AROUND = re.compile(r"^Graph execution error:.*<stack traces unavailable>\n| \[Op:\w+\]\s*$", re.DOTALL)
 MINUTE = 60.0  # seconds
@@ -124,6 +126,11 @@ class Turns:
         return self._worker.submit(turn).result()
 
 
+def turns(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Yields the indices of at most `most` texts, by size in bytes, that run together. See `TURN`."""
+    return batches(sizes, most, lambda rows, longest: max(rows, -(-rows * longest * most // TURN)))
+
+
 class InTurns(Engine):
     """An engine that takes a turn for each batch. Documents are parsed outside of the turns."""
 
@@ -141,6 +148,13 @@ class InTurns(Engine):
     def replies(self, texts: Iterable[str | bytes], n: Count | None = None, **options: Any) -> list[TranslationResult]:
         # Engine's would draw each request's progress on the server's terminal.
         return self._in_batches(self._replies, list(strings_in(texts)), self.request(n, options))
+
+    def _in_batches(self, function: Any, texts: list[str | bytes], request: Request, *progress: Any) -> list[Any]:
+        """Like an engine's, in batches that are bounded in bytes as well."""
+        values = dict[int, Any]()
+        for rows in turns([len(encoded(text)) for text in texts], self.batch_size):
+            values.update(zip(rows, function([texts[i] for i in rows], request), strict=True))
+        return [values[i] for i in range(len(texts))]
 
     def _replies(self, texts: list[str | bytes], request: Request) -> list[TranslationResult]:
         return self.turns.take(lambda: list(self.engine._replies(texts, request)))
@@ -214,17 +228,22 @@ class ServedModel:
             raise ServingError("INVALID_ARGUMENT", str(error)) from error
 
     def _run(self, name: str, inputs: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
-        """Runs a signature. Translations take a turn for each `ROWS` rows, which do not depend on others."""
+        """Runs a signature. Rows that do not depend on others take a turn for each `ROWS` of them, or `TURN` bytes."""
         sizes = {len(value) if value.shape.rank == 1 else 0 for value in inputs.values()} - {1}
         size = max(sizes, default=1) if self.engine and name in BY_ROW and len(sizes) == 1 else 1
-        graph, outputs = self._loaded.signatures[name], []
-        for start in range(0, max(size, 1), ROWS):
-            rows = slice(start, start + ROWS)
-            part = {port: value if size <= ROWS or len(value) == 1 else value[rows] for port, value in inputs.items()}
-            outputs.append(self._turns.take(functools.partial(graph, **part)))
-        if len(outputs) == 1:
-            return {port: value.numpy() for port, value in sorted(outputs[0].items())}
-        return {port: np.concatenate([output[port] for output in outputs]) for port in sorted(outputs[0])}
+        graph = self._loaded.signatures[name]
+        texts = [value for value in inputs.values() if size > 1 and value.dtype == tf.string and len(value) == size]
+        lengths = tf.reduce_max([tf.strings.length(value) for value in texts], axis=0).numpy().tolist() if texts else []
+        parts = list(turns(lengths, ROWS))
+        if len(parts) < 2:
+            outputs = self._turns.take(functools.partial(graph, **inputs))
+            return {port: value.numpy() for port, value in sorted(outputs.items())}
+        taken = list[Mapping[str, tf.Tensor]]()
+        for rows in parts:
+            part = {port: value if len(value) == 1 else tf.gather(value, rows) for port, value in inputs.items()}
+            taken.append(self._turns.take(functools.partial(graph, **part)))
+        order = np.argsort(np.concatenate(parts))
+        return {port: np.concatenate([output[port] for output in taken])[order] for port in sorted(taken[0])}
 
 
 def stored_signatures(folder: Path) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def routes(model: ServedModel, limits: Limits) -> Blueprint:
         spec = {"name": model.name, "signature_name": "", "version": str(model.version)}
         return {"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}}
 
-    for version in ("", "/versions/<version>", "/labels/<label>"):
-        path = f"/v1/models/<name>{version}"
+    for version in ("", "/versions/<named:version>", "/labels/<named:label>"):
+        path = f"/v1/models/<named:name>{version}"
         api.post(f"{path}:predict")(predict)
         api.get(path)(status)
         api.get(f"{path}/metadata")(metadata)
@@ -160,10 +160,23 @@ def _is_base64(item: Any) -> bool:
 
 
 def written(name: str, value: np.ndarray) -> Any:
-    """Converts an output to lists for JSON."""
+    """Converts an output to lists for JSON. Like the server, it writes NaN and Infinity, which are no strict JSON."""
     if value.dtype == object and value.size:
         as_bytes = name.endswith("_bytes")
         coded = np.vectorize(lambda item: {"b64": base64.b64encode(item).decode()} if as_bytes else item.decode(), "O")
-        return coded(value).tolist()
+        try:
+            return coded(value).tolist()
+        except UnicodeDecodeError as error:
+            action = "Rename it to end in _bytes, which are sent in base64, or use gRPC"
+            abort(400, f"{name}: expected an output in UTF-8, got other bytes: {error}. {action}")
+    if value.dtype != object and value.dtype.kind not in "biuf":
+        value = _real(name, value)
     # 0.6, not 0.6000000238418579
     return value.astype(str).astype(float).tolist() if value.dtype == np.float32 else value.tolist()
+
+
+def _real(name: str, value: np.ndarray) -> np.ndarray:
+    """Returns numbers of a type that NumPy lacks, such as bfloat16, as float64."""
+    if value.dtype.kind == "c":
+        abort(400, f"{name}: expected an output of texts or real numbers, got {value.dtype.name}. Use gRPC")
+    return value.astype(float)
