@@ -47,7 +47,19 @@ def found_in(path: str | os.PathLike[str], *wanted: str) -> str:
             return f"got {description.format(other)}"
     if (folder / "config.json").is_file() and "recipe" in read_json(folder / "config.json"):
         return f"got {RUN.format(folder)}"
-    return f"found no {' or '.join(wanted)} in {folder}"
+    found = f"found no {' or '.join(wanted)} in {folder}"
+    if models := [
+        child for child in sorted(folder.iterdir()) if not child.name.startswith(".") and _holds_model(child)
+    ]:
+        names = ", ".join(child.name for child in models[:3]) + " and others" * (len(models) > 3)
+        found += f", a directory of models: {names}. Pass one of them, such as {models[0]}"
+    return found
+
+
+def _holds_model(folder: Path) -> bool:
+    """Returns whether a directory, or a version in it, is one of the kinds that `found_in` describes."""
+    is_run = (folder / "config.json").is_file() and (folder / "tokenizer.model").is_file()
+    return is_run or newest(folder, *OPENED_BY) is not None
 
 
 def is_hub_name(path: str | os.PathLike[str]) -> bool:
