@@ -29,7 +29,7 @@ SIGNATURES = {  # name → inputs, outputs
     "translate": ({"text", *REQUEST}, TRANSLATIONS),
     "translate_details": ({"text", *REQUEST}, DETAILS),
     "score": ({"source", "target"}, {"log_prob", "score", "length", "truncated"}),
-    "tokenize": ({"text"}, {"tokens", "length"}),
+    "tokenize": ({"text"}, {"tokens", "length", "truncated"}),
     "detokenize": ({"tokens"}, {"text"}),
     "model_info": ({"key"}, {"value"}),
 }
@@ -156,6 +156,24 @@ def test_score_is_what_the_search_found(names, request):
             assert scored["length"][row] == result["lengths"][row, 0]
             compared += 1
     assert compared or not result["finished"].any()
+
+
+@pytest.mark.parametrize("text", ["a b " * 200_000, "ab" * 400_000, "\u72d7" * 300_000, " " * 900_000 + "a b"])
+def test_tokenize_and_detokenize_read_a_part_of_a_huge_text(text, served, translator):
+    """That with the first tokens, and the rows beside it whole."""
+    output = served({"text": np.array([text, "Two doors."], object)}, "tokenize")
+    ids = translator.tokenizer.encode([text])[0]
+    begin = output["tokens"][0].decode().split(" ")[:-1]  # the last one may be cut
+    assert begin == translator.tokenizer.tokens(ids)[: len(begin)] and len(begin) >= min(10_000, len(ids) - 1)
+    assert output["truncated"].tolist() == [len(ids) > 3, False] and len(output["tokens"][0]) < 10 * 640_064
+    assert (
+        output["tokens"][1]
+        == " ".join(translator.tokenizer.tokens(translator.tokenizer.encode(["Two doors."])[0])).encode()
+    )
+    tokens = [" ".join(translator.tokenizer.tokens(ids[:300_000])), "a"]
+    texts = served({"tokens": np.array(tokens, object)}, "detokenize")["text"]
+    whole = translator.tokenizer.decode([ids])[0].encode()
+    assert whole.startswith(texts[0]) and (len(texts[0]) > 20_000 or texts[0] == whole)
 
 
 def test_a_score_has_truncated(served):

@@ -14,12 +14,12 @@ import tensorflow as tf
 
 from tf_transformer.decoding.beams import penalty
 from tf_transformer.decoding.primitives import require_tensorflow
-from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, Beams, Length, of_request
+from tf_transformer.decoding.search_options import LANGUAGES, LONGEST, SEARCH_OPTIONS, Beams, Length, of_request
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.models.weights import check_finite
-from tf_transformer.tokenizers.strings import truncate_in_graph
+from tf_transformer.tokenizers.strings import BYTES_OF_A_TOKEN, truncate_in_graph
 from tf_transformer.tokenizers.tokenizer import EOS_ID, Tokenizer
 from tf_transformer.utils.processor import MAX_INT8_WEIGHT
 from tf_transformer.utils.type_names import Tensor
@@ -288,11 +288,17 @@ class _Graph:
         return {"log_prob": log_prob, "score": scores, "length": length - 1, "truncated": cut | target_cut}
 
     def tokenize(self, text: Tensor) -> Any:
-        ids = self.tokenizer.tokenize(tf.ensure_shape(text, [None]))[:, self.tokenizer.num_language_tokens :]
-        return {"tokens": _joined(self.tokenizer.source_pieces(ids)), "length": tf.cast(ids.row_lengths(), tf.int32)}
+        # All tokens of 4 MB would take a gigabyte.
+        text, truncated = truncate_in_graph(tf.ensure_shape(text, [None]), LONGEST)
+        ids = self.tokenizer.tokenize(text)[:, self.tokenizer.num_language_tokens :]
+        length = tf.cast(ids.row_lengths(), tf.int32)
+        return {"tokens": _joined(self.tokenizer.source_pieces(ids)), "length": length, "truncated": truncated}
 
     def detokenize(self, tokens: Tensor) -> Any:
-        pieces = tf.strings.split(tf.ensure_shape(tokens, [None]))
+        tokens, most = tf.ensure_shape(tokens, [None]), BYTES_OF_A_TOKEN * (LONGEST + 1)
+        # A token at the end that is cut is dropped.
+        begin = tf.strings.regex_replace(tf.strings.substr(tokens, 0, most), r"\s\S*$", "")
+        pieces = tf.strings.split(tf.where(tf.strings.length(tokens) > most, begin, tokens))
         return {"text": self.tokenizer.detokenize(self.tokenizer.ids(pieces))}
 
 
