@@ -8,6 +8,7 @@ import re
 import runpy
 import sys
 import unicodedata
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -339,6 +340,16 @@ def test_truncation_keeps_the_first_tokens(text, translator):
         assert [id for id in ids[0].numpy() if id > 2] == before
         assert bool(truncated[0]) == (len(tokenizer.tokenize([whole])[0]) > 41) and int(length[1]) < 12
         assert bool(cut[0]) == (size > most + 1) or size == most + 1
+
+
+@pytest.mark.parametrize(
+    "text", ["a\x85b ", "\x1c\x1da", "d\u00fc\u00df", "\u3000\u72d7\u200a", "\x7f\ufeffa\t", "\U0001f600"]
+)
+def test_the_client_of_exports_truncates_as_a_graph(text):
+    whole = [(shift + text * 4_000).encode() for shift in ("", "x", "xy", "xyz")]
+    export = SimpleNamespace(_signatures=[SimpleNamespace(tokens=41)], _tokenizer=SimpleNamespace(encode=str))
+    client = [litert_client._Translator.source_ids(export, each) for each in whole]
+    assert [each.encode() for each in client] == truncate_in_graph(whole, 41)[0].numpy().tolist()
 
 
 def test_white_space_does_not_truncate_a_text(translator):

@@ -35,6 +35,8 @@ CODE = "(?s:>>.*?<<)"  # target language at the start of a text, as in ">>fra<< 
 UNKNOWN = 3  # Smaller ids are control tokens.
 BYTES_OF_A_TOKEN = 64  # SentencePiece's longest piece has 16 characters.
 CONTROLS = dict.fromkeys(range(32), " ")  # Control characters count as whitespace.
+# Those, and Unicode's category Z. A SavedModel cuts the same.
+SEPARATORS = re.compile(r"[\x00-\x20\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 MAX_BYTES = 2**26  # JSON and tokenizer files are read as a whole.
 BATCH_SIZE = 32
 STANDARD_ERROR = threading.RLock()
@@ -155,8 +157,7 @@ class _Translator(abc.ABC):
         """
         max_bytes, text = BYTES_OF_A_TOKEN * (self._signatures[-1].tokens + 1), _text(text)
         if len(text) * 4 > max_bytes and len(content := text.encode()) > max_bytes:
-            plain = re.sub(r"[\s\x00-\x1f]+", " ", content.decode()).encode()
-            text = plain[:max_bytes].decode("utf-8", "ignore")
+            text = SEPARATORS.sub(" ", content.decode()).encode()[:max_bytes].decode("utf-8", "as_space")
         return self._tokenizer.encode(text)
 
     def text(self, ids: Sequence[int]) -> str:
