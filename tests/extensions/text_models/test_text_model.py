@@ -52,6 +52,27 @@ def test_a_classifier_reads_texts(tokenizer):
         assert (label, score) == (LABELS[expected.argmax()], pytest.approx(expected.max(), rel=1e-4))
 
 
+@pytest.mark.parametrize("layer", ["LSTM", "GRU", "Bidirectional", "GlobalMaxPooling1D", "none"])
+def test_an_export_takes_an_empty_batch_for_any_layer(layer, tokenizer):
+    """Recurrent layers of Keras do not."""
+    ids, x = encoder(tokenizer.vocab_size)
+    if layer == "Bidirectional":
+        x = keras.layers.Bidirectional(keras.layers.GRU(4, return_sequences=True))(x)
+    elif layer == "GlobalMaxPooling1D":
+        x = keras.layers.GlobalMaxPooling1D()(x)
+    elif layer != "none":
+        x = getattr(keras.layers, layer)(4, return_sequences=True)(x)
+    by_word = layer != "GlobalMaxPooling1D"
+    model = keras.Model(ids, keras.layers.Dense(3, "softmax")(x))
+    tf = pytest.importorskip("tensorflow")
+    for labels in (LABELS, None):
+        reader = tt.TextModel(model, tokenizer, 23, labels, by_word=by_word and labels is not None)
+        graph = tf.function(reader._serve, input_signature=[tf.TensorSpec([None], tf.string)])
+        some, none = graph(tf.constant(["Two doors."])), graph(tf.constant([], tf.string))
+        for name, output in some.items():
+            assert (output.shape[0], none[name].shape[0], none[name].dtype) == (1, 0, output.dtype)
+
+
 def test_a_word_has_the_label_of_its_first_token(tokenizer):
     model, longest = tagger(tokenizer.vocab_size), 23
     labelled = tt.TextModel(model, tokenizer, longest, LABELS, by_word=True)

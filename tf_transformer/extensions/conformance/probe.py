@@ -94,10 +94,11 @@ def server(path: str, tolerance: str) -> Iterator[Finding]:
             reason = "an output is not a tensor or a default is not one value in a vector"
             yield Finding("FAIL", f"{name}: not called, since {reason}")
         else:
+            calls = Calls(servable, name, float(tolerance), sizes)
             try:
-                yield from Calls(servable, name, float(tolerance), sizes).findings()
+                yield from calls.findings()
             except SessionError as error:
-                yield Finding("FAIL", f"{name}: {_line(error)}")
+                yield Finding("FAIL", f"{name}: {calls.test}: {_line(error)}")
 
 
 class Calls:
@@ -112,8 +113,11 @@ class Calls:
         texts = np.array(rows, object)
         return self.servable.predict(dict.fromkeys(self.texts, texts) | options, self.name)
 
+    test = "rows in one batch"  # that runs now
+
     def findings(self) -> Iterator[Finding]:
         yield from self.merged_requests()
+        self.test = "options out of range"
         # Options out of range are clipped, in every row.
         extremes = {"i": INTEGERS, "u": INTEGERS, "O": STRINGS}
         outputs = []
@@ -122,8 +126,10 @@ class Calls:
             outputs.append(self.call([SHORT[0]] * len(values), **{key: values}))
         if outputs:
             yield self.values(outputs, "options out of range")
+        self.test = "an empty batch"
         wrong = [key for key, value in self.call([]).items() if value.shape[:1] != (0,)]
         yield finding(f"{self.name}: an empty batch gives empty outputs", wrong)
+        self.test = "wrong shapes and threads"
         yield from self.wrong_shapes()
         yield self.threads()
 

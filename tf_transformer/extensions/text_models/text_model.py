@@ -241,7 +241,15 @@ class TextModel(Served):
 
     def _serve(self, text: Tensor) -> dict[str, Any]:
         """Returns the outputs of `serving_default` for texts `(B,)`: `__call__` as a graph."""
-        ids, words, first_tokens, truncated = self._encode_in_graph(tf.ensure_shape(text, [None]))
+        # Some of Keras's layers, such as GRU, take no empty batch, so it gets a row, which is dropped at the end.
+        rows = tf.shape(tf.ensure_shape(text, [None]))[0]
+        text = tf.concat([text, tf.fill([tf.cast(rows == 0, tf.int32)], "")], axis=0)
+        outputs = self._serve_rows(text)
+        return {name: output if output.shape.rank == 0 else output[:rows] for name, output in outputs.items()}
+
+    def _serve_rows(self, text: Tensor) -> dict[str, Any]:
+        """Returns the outputs of at least one text."""
+        ids, words, first_tokens, truncated = self._encode_in_graph(text)
         outputs = tree.map_structure(_in_float32, self.model(ids, training=False))
         if self.labels is None:
             flat = tree.flatten(outputs)
