@@ -61,8 +61,6 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Format, dict[
         except argparse.ArgumentTypeError:
             parser.error(f"--name: expected one, since {path} has none for a server")
     format = format_of(args.format)
-    if args.no_check and "check" not in format.takes:
-        parser.error(f"--no-check: expected a format that has a check, got {args.format}")
     fixed = chosen(vars(args), ("n_best", "max_beam_size", "max_length", "completions"))
     needs = {"ensemble": len(args.run or ()) > 1, "metadata": args.languages or args.license, "scores": args.dev}
     needs |= dict.fromkeys(fixed, True)

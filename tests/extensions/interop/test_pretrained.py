@@ -233,7 +233,6 @@ def test_export_of_a_checkpoint(tmp_path, capsys):
     for more, message in (
         (["--run", "x"], "not allowed with"),
         (["--average-last", "3"], "--average-last: expected --run"),
-        (["--no-check"], "--no-check: expected a format that has a check, got ctranslate2"),
         (["--pretrained", "/"], "--name: expected one, since / has none for a server"),
     ):
         with pytest.raises(SystemExit):
