@@ -275,9 +275,12 @@ def serve(path, texts):
         with pytest.raises(tt.BadInput, match="serve: expected a translator, got a parser"):
             app(model)
         return None
-    pair = {"source_language": "en", "target_language": "de"}
-    pair = {name: model.metadata.get(name, code) for name, code in pair.items()}
-    output = app(model, pair).test_client().post("/translate", json={"q": texts})
+    # Without options, as `tf-transformer serve` of an export with a card.
+    client = app(model).test_client()
+    codes = [one["code"] for one in client.get("/languages").get_json()]
+    assert {"en", "de"} <= set(codes) or {"eng_Latn", "deu_Latn"} <= set(codes)
+    output = client.post("/translate", json={"q": texts, "source": "en", "target": "de"})
+    assert output.status_code == 200, output.get_json()
     return [text if text.strip() else "" for text in output.get_json()["translatedText"]]
 
 

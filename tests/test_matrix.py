@@ -27,6 +27,7 @@ ROWS = {
     "transformers": [("m2m100_nllb", "float32")],
 }
 PAIR = {"source_language": "en", "target_language": "de"}  # which a package for Argos Translate needs
+CARD = {"languages": "en, de", "license": "cc-by-4.0"}
 
 
 def test_the_table_has_what_the_registries_have():
@@ -69,7 +70,8 @@ class Row:
             self.model = self.model.replace(beam_size=1, **{name: SEARCH_OPTIONS[name].default for name in defaults})
         slow = (family, dtype) not in ROWS[format]
         options = {"completions": True} if format == "savedmodel" and slow and family != "transformer_parser" else {}
-        options |= PAIR if format == "argos" else {}
+        # The languages of a card, with which a model of one pair stays one.
+        options |= PAIR if format == "argos" else CARD if format != "ctranslate2" and "m2m100" not in family else {}
         formats()[format].save(self.model, self.path, None if dtype == "float32" else dtype, **options)
 
     def expected(self):
