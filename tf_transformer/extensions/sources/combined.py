@@ -79,7 +79,7 @@ class TaggedSource(Composite):
             weight = self.weights[index] if self.weights else 1
             for number, text, target in rows:
                 last = first + number
-                # The first n pairs have floor(n * weight) copies: an exact number, without a seed.
+                # The first n pairs have floor(n * weight) copies in floating point, without a seed.
                 for _ in range(int(number * weight) - int((number - 1) * weight)):
                     yield last, before + text if text else text, target
 

@@ -129,8 +129,8 @@ class PieceTokenizer(Tokenizer):
 
     Tokens, ids (in our order, see `Vocabulary`) and texts equal those of the tokenizer in `transformers` with
     `split_special_tokens=True`: control tokens in a text are plain text. Added tokens are matched first, and decoded
-    with a space before unless spaces are tokens. Bytes that are not UTF-8 count as spaces. Trailing whitespace of any
-    kind is ignored.
+    with a space before unless spaces are tokens. So does version 4 of `transformers`. Version 5 joins them otherwise.
+    Bytes that are not UTF-8 count as spaces. Trailing whitespace of any kind is ignored.
 
     Args:
         model: Zip archive of SentencePiece models, vocabulary.json (tokens by id), tokens.json (`added`, if any) and

@@ -25,7 +25,9 @@ ARGOS_VERSION = "1.9"  # the release of Argos Translate since which a package ne
 def save(
     translator: TextModel, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **facts: Any
 ) -> None:
-    """Writes a directory with one file, `translate-SOURCE_TARGET.argosmodel`, which `argospm install` installs.
+    """Writes a directory with one file, `translate-SOURCE_TARGET.argosmodel`.
+
+    `argostranslate.package.install_from_path` installs it.
 
     Args:
         translator: A `Translator` of one pair of languages, with one tokenizer for both.

@@ -1,12 +1,14 @@
 """Exports to CTranslate2 (https://opennmt.net/CTranslate2), a runtime for CPUs and GPUs with 8-bit and 16-bit weights.
 They need `pip install "tf-transformer[ctranslate2]"`.
 
-Its search differs from ours (section 6.1) in two points. It divides log-probabilities by length^length_penalty, without
-EOS. Ours divides by ((5 + length) / 6)^length_penalty, with EOS. And its rule for ending a search is different. With
-`length_penalty=0`, and infinite patience here, both return the same outputs.
+Its search differs from ours (section 6.1) in two points. It divides log-probabilities by length^length_penalty. Ours
+divides by ((5 + length) / 6)^length_penalty. Both lengths count EOS. And its rule for ending a search is different.
+With `length_penalty=0`, `min_decoding_length=0`, our limit of tokens, and infinite patience here, both return the same
+outputs.
 
-Two defaults also differ. `min_decoding_length=1` forbids the empty output. Here that is `min_length=2`, which counts
-EOS. `max_decoding_length=256` holds for every sentence. Here the limit is the source's length + 50.
+Two defaults also differ. `min_decoding_length=1` forbids the empty output, and it normalizes the probabilities of the
+other tokens again. With `min_length=2`, which counts EOS, ours forbids it and keeps the probabilities.
+`max_decoding_length=256` holds for every sentence. Here the limit is the source's length + 50.
 """
 
 import os

@@ -175,7 +175,7 @@ def _card(translator: TextModel, name: str) -> str:
         f"name = {json.dumps(name)}  # the directory, or the model's name on the hub",
         f"tokenizer = AutoTokenizer.from_pretrained(name{options})",
         "model = AutoModelForSeq2SeqLM.from_pretrained(name)",
-        'batch = tokenizer(["Two doors."], padding=True, return_tensors="pt")',
+        'batch = tokenizer(["The child sleeps."], padding=True, return_tensors="pt")',
         f"tokenizer.batch_decode(model.generate(**batch{target}), skip_special_tokens=True)",
         "```",
         "",
