@@ -146,6 +146,9 @@ def test_the_loss_equals_kerass_for_any_ignored_class(ignore_class, axes):
         assert metric.from_config(metric.get_config()).ignore_class == ignore_class
         metric.update_state(y_true, logits)
         close(metric.result(), counted.sum() if values is None else values[counted].mean())
+        metric.update_state(y_true, logits, weights)
+        if values is None:  # a token counts once, whatever its weight
+            close(metric.result(), 2 * counted.sum())
     perplexity = Perplexity(ignore_class=ignore_class)
     perplexity.update_state(y_true, logits)
     ours = SmoothedCrossEntropy(0.0, ignore_class=ignore_class)

@@ -308,7 +308,7 @@ class Perplexity(_TokenMean):
 
 @keras.saving.register_keras_serializable("tf_transformer")
 class TokenCount(_TokenMean):
-    """Number of tokens that count since the last reset, for a rate in tokens/s.
+    """Number of tokens that count since the last reset, for a rate in tokens/s, whatever their weights.
 
     Args:
         ignore_class: As in `SmoothedCrossEntropy`.
@@ -317,8 +317,9 @@ class TokenCount(_TokenMean):
     def __init__(self, name: str = "tokens", **kwargs: Any) -> None:
         super().__init__(name, **kwargs)
 
-    def values(self, targets: Tensor, logits: Tensor) -> Any:
-        return 0.0
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor = None) -> None:
+        _, _, counted = _tokens(y_true, y_pred, self.ignore_class)
+        self.count.assign_add(ops.sum(counted))
 
     def result(self) -> Any:
         return self.count + 0.0  # the value, not the variable
