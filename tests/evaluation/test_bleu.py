@@ -189,3 +189,19 @@ def test_the_interval_and_the_chance_are_those_of_the_bootstrap():
     assert scores["good"].value == pytest.approx(80, abs=5)
     assert scores["good"].interval == pytest.approx(100 * 1.96 * math.sqrt(0.8 * 0.2 / 401), rel=0.15)
     assert scores["good"].p_value is None and scores["bad"].p_value < 0.01 < 0.1 < scores["same"].p_value
+
+
+def test_equal_systems_do_not_differ():
+    """By every metric: equal texts, equal tokens, and equal scores of other texts."""
+    r = random.Random(4)
+    first = [" ".join(r.choices(["dog", "cat", "tree", "house"], k=8)) for _ in range(20)]
+    references = [text.replace("dog", "bird") for text in first]
+    swapped = [references[0], *first[1:-1], first[-1]]
+    systems = {"first": first, "equal": list(first), "spaces": [f" {text.replace(' ', '  ')} " for text in first]}
+    scores = bleu.compare(systems | {"better": swapped}, references, samples=50, more=["TER", "chrF++"])
+    for metric, by_system in scores.items():
+        assert by_system["first"].p_value is None and by_system["equal"].p_value == 1.0, metric
+        assert by_system["better"].p_value < 1.0, metric
+    assert scores["BLEU 13a"]["spaces"].p_value == 1.0
+    halves = {"left": ["a b c d", "x x x x"], "right": ["x x x x", "a b c d"]}
+    assert bleu.compare(halves, ["a b c d", "a b c d"], samples=50)["chrF"]["right"].p_value == 1.0

@@ -37,7 +37,7 @@ class Score(NamedTuple):
     value: float
     signature: str
     interval: float | None = None  # half of the 95 % confidence interval, by bootstrap
-    p_value: float | None = None  # probability of so large a difference from the first system by chance
+    p_value: float | None = None  # probability of at least such a difference from the first system by chance
 
 
 def bleu(translations: Texts, references: References) -> Score:
@@ -146,6 +146,10 @@ def compare(
 ) -> dict[str, dict[str, Score]]:
     """Scores systems by every metric of `metrics`, and compares them by paired bootstrap (Koehn 2004).
 
+    The p-value is that of sacreBLEU: (1 + k) / (1 + samples), where k is the number of samples whose difference of
+    scores is further from the samples' mean difference than the difference on all sentences is from 0. It is 1 if that
+    difference is 0, as between equal outputs.
+
     Args:
         systems: Translations of the same sentences, by the system's name.
         references: Reference translations, or a list of several lists of them.
@@ -162,7 +166,13 @@ def compare(
         signatures, results = PairedTest(list(outputs.items()), {metric_name: metric}, lists, "bs", samples)()
         ((kind, signature),) = signatures.items()
         by_system: Any = zip(systems, results[kind], strict=True)
-        scores[metric_name] = {name: Score(r.score, str(signature), r.ci, r.p_value) for name, r in by_system}
+        by_name = dict(by_system)
+        first = next(iter(by_name.values())).score
+        for result in by_name.values():
+            # sacreBLEU counts only samples that are further away, so equal systems would get the lowest p-value.
+            if result.p_value is not None and result.score == first:
+                result.p_value = 1.0
+        scores[metric_name] = {name: Score(r.score, str(signature), r.ci, r.p_value) for name, r in by_name.items()}
     return scores
 
 
