@@ -1,7 +1,9 @@
 """Batches hold every pair once, framed, in token batches of similar length."""
 
 import dataclasses
+import gc
 import gzip
+import weakref
 
 import numpy as np
 import pytest
@@ -157,6 +159,26 @@ def test_blocks_are_one_corpus_in_parts(corpus):
     assert not all(map(np.array_equal, Batches(blocks, 512, 6)[0], batches[0]))
     with pytest.raises(tt.BadInput, match="expected sentences of at most 7 tokens, got none"):
         Batches([Block.of(ids_of([], tokenizer, 7), 7)], 512).since()
+
+
+def test_a_block_is_freed_before_the_next_one(corpus):
+    """Its ids and its order, without a search for cycles. So are all batches when nobody has them any more."""
+    _, pairs, tokenizer = corpus
+    gc.disable()
+    try:
+        blocks = [Block.of(ids_of(pairs[start:][:101], tokenizer), MAX_LENGTH) for start in (0, 101)]
+        batches = Batches(blocks, 512, 5)
+        batches[0]
+        first = batches._read[2]
+        seen = [weakref.ref(first), weakref.ref(first._epochs[0][0])]
+        del first
+        batches[len(batches) - 1]  # of the other block
+        assert [one() for one in seen] == [None, None]
+        seen = [weakref.ref(batches), weakref.ref(batches._read[2])]
+        del batches
+        assert [one() for one in seen] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_long_pairs_are_skipped_and_counted(corpus):

@@ -6,7 +6,6 @@ pairs of batch N follow from a seed and N, so a training resumes anywhere withou
 """
 
 import abc
-import functools
 import itertools
 import json
 import time
@@ -252,6 +251,16 @@ class TokenizedSource(abc.ABC):
         return self.tokenizer
 
 
+def remembered(values: dict[int, Any], epoch: int, make: Callable[[int], Any]) -> Any:
+    """Returns `make(epoch)`, from `values` if it is one of the last two: prefetching may read an epoch ahead."""
+    # Not `functools.lru_cache` of a method: the cycle would keep a block's arrays until Python looks for cycles.
+    if epoch not in values:
+        while len(values) >= 2:
+            values.pop(next(iter(values)), None)
+        values[epoch] = make(epoch)
+    return values[epoch]
+
+
 class Order:
     """Order of a block's pairs in batches: those of batch N are a function of the pairs' lengths, a seed and N.
 
@@ -268,8 +277,7 @@ class Order:
         self.seed = [seed] if isinstance(seed, int) else seed
         self._buckets = np.searchsorted(self.bounds, lengths).astype(np.uint8)  # there are a few dozen
         self._batches = batches_of(np.bincount(self._buckets, minlength=len(self.bounds)).tolist(), self.sizes)
-        # Two epochs, since prefetching may read the next one before this one ends.
-        self._epoch = functools.lru_cache(2)(self._order)
+        self._epochs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -277,7 +285,7 @@ class Order:
     def __getitem__(self, number: int) -> tuple[np.ndarray, tuple[int, int]]:
         """Returns the indices of the pairs of batch `number`, and its bucket's shape, rows and tokens."""
         epoch, index = divmod(number, len(self))
-        pairs, order = self._epoch(epoch)
+        pairs, order = remembered(self._epochs, epoch, self._order)
         bucket, ranges = self._batches[order[index]]
         shape = self.sizes[bucket], self.bounds[bucket]
         return np.concatenate([pairs[start:stop] for start, stop in ranges]), shape
@@ -316,7 +324,7 @@ class Batches:
             self.counts.append(len(batches))
             filled |= {bucket for bucket, _ in batches}
         self.shapes = [(sizes[bucket], bounds[bucket]) for bucket in sorted(filled)]
-        self._ends = functools.lru_cache(2)(self._order)
+        self._epochs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._read: tuple[int, Ids, Order] | None = None
 
     def __len__(self) -> int:
@@ -326,7 +334,7 @@ class Batches:
     def __getitem__(self, number: int) -> Batch:
         # From the number to the epoch, to the block, to the batch within it. No earlier batch is made.
         epoch, index = divmod(number, len(self))
-        blocks, ends = self._ends(epoch)
+        blocks, ends = remembered(self._epochs, epoch, self._order)
         position = int(np.searchsorted(ends, index, side="right"))
         block = int(blocks[position])
         if self._read is None or self._read[0] != block:
