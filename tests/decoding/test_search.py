@@ -10,10 +10,11 @@ from conftest import close
 from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
-from markov import ALPHAS, END, START, agree, on_tensorflow, random_models, search
+from markov import ALPHAS, END, START, agree, on_tensorflow, problem_of, random_models, search
 
-from tf_transformer.decoding.primitives import NEG_INF
-from tf_transformer.decoding.search import Decoder, SearchProblem, beam_search, detailed_search
+from tf_transformer.decoding.beams import Hypotheses
+from tf_transformer.decoding.primitives import NEG_INF, ON_TENSORFLOW
+from tf_transformer.decoding.search import Decoder, Fixed, SearchProblem, beam_search, detailed_search
 
 # Against other searches
 
@@ -38,6 +39,24 @@ def test_one_beam_is_greedy_search(alpha):
         agree(result, b, [(log_prob / oracle.length_penalty(len(ids), alpha), log_prob, ids, ids[-1] == END)])
         finished += ids[-1] == END
     assert 5 < finished < 43  # the models are of both kinds
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_an_end_with_id_0_is_an_end_like_any_other(beam_size):
+    """It is followed by zeros, which are no tokens. Equal to a search in which the ids 0 and 1 are exchanged."""
+    models, names = random_models(24, 6, 5, seed=2), np.array([1, 0, 2, 3, 4])
+    options = {"beam_size": beam_size, "n_best": beam_size, "patience": math.inf}
+    fixed = None if ON_TENSORFLOW else Fixed(beam_size, 6)
+    problem = problem_of(models[:, :, names][..., names], 6, fixed)
+    problem = problem._replace(start_ids=ops.ones((24,), "int32"), end_id=0)
+    got = Hypotheses(*map(ops.convert_to_numpy, beam_search(problem, **options)))
+    want = search(models, 6, **options)
+    close(got.scores, want.scores)
+    for part in ("lengths", "finished"):
+        np.testing.assert_array_equal(getattr(got, part), getattr(want, part), err_msg=part)
+    is_token = np.arange(6) < want.lengths[..., np.newaxis]
+    np.testing.assert_array_equal(got.ids, np.where(is_token, names[want.ids], 0))
+    assert 0 < want.finished.sum() < want.finished.size and len({*want.lengths.flat}) > 3
 
 
 @pytest.mark.parametrize("exact_n", [1, 2])

@@ -227,9 +227,10 @@ def results_of(state: BeamState, n_best: int, end_id: int) -> tuple[Hypotheses, 
         return ops.where(used[:, :, None], part, ops.zeros_like(part))
 
     tokens = tree.map_structure(masked, state.tokens)
-    # A finished output has one EOS, its last token, whose position is the length.
-    count = ops.arange(1, size(tokens.ids, 2) + 1, dtype="int32")
-    lengths = ops.sum(ops.where(tokens.ids == end_id, count, 0), axis=2)
+    # A finished output ends at its first EOS. If EOS is 0, so are the slots after it.
+    L = size(tokens.ids, 2)
+    slots_left = ops.where(tokens.ids == end_id, L - ops.arange(L, dtype="int32"), 0)  # from EOS on
+    lengths = L + 1 - ops.max(slots_left, axis=2, initial=0)
     finished = used & any_finished[:, None]
     hypotheses = Hypotheses(
         ids=tokens.ids,
