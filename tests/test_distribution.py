@@ -218,6 +218,16 @@ def test_missing_devices():
                 distribution.strategy(devices)
 
 
+def test_devices_come_before_any_computation(monkeypatch):
+    tf.constant(1.0) + 1
+    there = len(tf.config.list_logical_devices("CPU"))
+    with pytest.raises(tt.BadInput, match=f"^devices: expected a call before TensorFlow is used, got cpu:{there + 1} "):
+        distribution.strategy(f"cpu:{there + 1}")
+    monkeypatch.setenv("TF_CONFIG", cluster()[0])
+    with pytest.raises(tt.BadInput, match="^TF_CONFIG: expected a call before TensorFlow is used"):
+        distribution.strategy()
+
+
 def test_devices_and_a_cluster(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", cluster()[0])
     with pytest.raises(tt.BadInput, match="expected none with TF_CONFIG"):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -30,7 +31,8 @@ def strategy(devices: str | None = None) -> Strategy:
             in it, each on all of its GPUs.
 
     Raises:
-        BadInput: If a device does not exist, or TF_CONFIG is not JSON or another kind of cluster.
+        BadInput: If a device does not exist, TensorFlow was used before, or TF_CONFIG is not JSON or another kind of
+            cluster.
     """
     if keras.backend.backend() != "tensorflow":
         if devices:
@@ -39,7 +41,8 @@ def strategy(devices: str | None = None) -> Strategy:
     if _machines() > 1:
         if devices:
             raise BadInput(f"devices: expected none with TF_CONFIG, where each worker takes its own; got {devices!r}")
-        return tf.distribute.MultiWorkerMirroredStrategy()
+        with _before_use("TF_CONFIG", "several machines"):
+            return tf.distribute.MultiWorkerMirroredStrategy()
     if not devices:
         return tf.distribute.get_strategy()
     gpus = [device.name.removeprefix("/physical_device:") for device in tf.config.list_physical_devices("GPU")]
@@ -47,7 +50,8 @@ def strategy(devices: str | None = None) -> Strategy:
     kind, _, number = devices.lower().partition(":")
     if kind == "cpu" and number.isdecimal() and int(number) > 0:
         cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * int(number))
+        with _before_use("devices", devices):
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * int(number))
         names = [f"CPU:{i}" for i in range(int(number))]
     else:
         names = gpus if kind == "all" else devices.upper().split(",")
@@ -55,6 +59,16 @@ def strategy(devices: str | None = None) -> Strategy:
             expected = ", ".join(["cpu:N", *(name.lower() for name in gpus)]) + (" or all" if gpus else "")
             raise BadInput(f"devices: expected some of {expected}; got {devices!r}")
     return tf.distribute.MirroredStrategy(names)
+
+
+@contextlib.contextmanager
+def _before_use(name: str, value: str) -> Iterator[None]:
+    """Turns TensorFlow's error, if it has computed something already, into `BadInput`."""
+    try:
+        yield
+    except RuntimeError as error:
+        action = "Restart the process or notebook, and make the strategy first."
+        raise BadInput(f"{name}: expected a call before TensorFlow is used, got {value} after it. {action}") from error
 
 
 def _machines() -> int:
