@@ -142,11 +142,13 @@ def opened(args: argparse.Namespace, check: bool) -> tuple[Any, Any, Any, Any]:
 
 
 def number_in(text: str) -> float | str:
-    """Converts a text to a number, if it is one."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    """Converts a text to a number, if it is one: to an `int` if it is written as one."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
 
 
 def add_fields(

@@ -47,7 +47,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     if (args.train or args.prepared) and not (args.dev or args.tfds or args.directions):
         parser.error(f"--dev: expected SOURCE TARGET, {'or --tfds' if args.prepared else 'or a share such as 0.02'}")
     share = command.number_in(args.dev[0]) if args.dev and has_pairs and len(args.dev) == 1 else ""
-    is_share = isinstance(share, float) and share > 0
+    is_share = isinstance(share, int | float) and share > 0
     if args.dev and not is_share and (args.directions or len(args.dev) != 2):
         expected = "a share or a number of pairs" if args.directions else "SOURCE TARGET"
         number = ", or a share or a number of pairs" if args.train else ""
@@ -104,7 +104,7 @@ def corpus_of(
 ) -> "tt.Corpus":
     """Returns the training, dev and test data that the options name, by default the toy corpus."""
     filters = tt.Filters.parse(args.filter)
-    dev = float(args.dev[0]) if args.dev and len(args.dev) == 1 else args.dev
+    dev = command.number_in(args.dev[0]) if args.dev and len(args.dev) == 1 else args.dev
     if args.train:
         return tt.TextCorpus(args.train, dev, args.test, args.skip_bad_lines, filters)
     if directions:

@@ -1,8 +1,10 @@
 """A dev set held out of the training set: a share, by content and not by order, and nothing in both."""
 
 import dataclasses
+import math
 import random
 
+import numpy as np
 import pytest
 
 import tf_transformer as tt
@@ -32,9 +34,21 @@ def test_every_pair_is_on_one_side(share, least, most):
 
 def test_shares_that_leave_too_little():
     kind, left = "share: expected a share of the pairs below 0.5, or a number of them", "dev: expected 1 to 498 of 997"
-    for share, message in ((0.5, f"{kind}, got 0.5"), (2.5, kind), (499, f"{left} pairs, got [45]"), (1e-9, left)):
+    few = f"{left} pairs, got 1e-09$"
+    for share, message in ((0.5, f"{kind}, got 0.5"), (2.5, kind), (499, f"{left} pairs, got 499,"), (1e-9, few)):
         with pytest.raises(tt.BadInput, match=message):
             split(share)
+    # 1.0 is neither all pairs nor one.
+    for share in (1.0, np.float64(1), np.float32(1), 2.0, 0, -1, True, math.nan, math.inf):
+        with pytest.raises(tt.BadInput, match=f"{kind}, got "):
+            split(share)
+        with pytest.raises(tt.BadInput, match="^dev: expected "):
+            tt.Corpus(MemorySource(SOURCES, TARGETS), share)
+    for size, got in ((500, "got 500$"), (99, r"got 99, which would hold out \d{3}$")):
+        texts = SOURCES[:200] if size == 500 else [*map(str, range(96)), *["equal"] * 104]
+        with pytest.raises(tt.BadInput, match=f"^dev: expected 1 to 99 of 200 pairs, {got}"):
+            tt.Corpus(MemorySource(texts, texts), size)
+    assert split(np.int64(7))[2] == split(7)[2]
 
 
 def test_a_custom_filter():

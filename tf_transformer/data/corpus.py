@@ -146,7 +146,7 @@ class Corpus:
         if isinstance(self.train, Source) and not isinstance(dev, DevSets):
             dev = convert("dev", dev, Texts | Share | Source | Mapping)
             # Held out before training, by the source, so that a run that resumes holds out the same pairs.
-            if isinstance(dev, float):
+            if isinstance(dev, int | float):
                 vars(self)["train"] = held_out = HeldOut(self.train, dev)
                 dev = dataclasses.replace(held_out, dev=True)
         vars(self)["dev"] = DevSets.of("dev", dev)
@@ -270,7 +270,7 @@ def TextCorpus(
     files = two_files("train", train)
     source = TextSource(files[0], files[1], skip_bad_lines)
     test_texts = read_texts(test, "test") if test else None
-    dev_texts = dev if isinstance(dev, float) else read_texts(dev, "dev")
+    dev_texts = dev if isinstance(dev, int | float) else read_texts(dev, "dev")
     source.check()
     return Corpus(source, dev_texts, test_texts, languages_of(files), filters=filters)
 

@@ -23,7 +23,7 @@ from tf_transformer.data.text_files import check_text_pairs, line_problem, line_
 from tf_transformer.tokenizers.tokenizer import Tokenizer, sentences
 from tf_transformer.utils.files import encoded, lines_of, open_text, user_path
 from tf_transformer.utils.type_names import VocabularyKind
-from tf_transformer.utils.values import Count, Kind, Natural, between, check_fields, checked, shown
+from tf_transformer.utils.values import MOST, Count, Kind, Natural, between, check_fields, checked, plain, shown
 
 MAX_LENGTH = 256  # tokens per side, EOS included
 Pairs = Annotated[int, between(0, 2**63 - 1)]  # a number of pairs
@@ -251,10 +251,14 @@ def even_parts(count: int, pairs: int) -> list[Part]:
     return [Part(index, first, min(pairs, count - first)) for index, first in enumerate(range(0, count, pairs))]
 
 
-Share = Annotated[
-    float,
-    Kind("a share of the pairs below 0.5, or a number of them", lambda x: 0 < x < 0.5 or (x >= 1 and x.is_integer())),
-]
+def _is_share(value: Any) -> bool:
+    # By the type, since 1.0 would be all pairs, or one.
+    value = plain(value)
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return 1 <= value <= MOST if is_number else isinstance(value, float) and 0 < value < 0.5
+
+
+Share = Annotated[Any, Kind("a share of the pairs below 0.5, or a number of them", _is_share, plain)]
 
 
 @dataclass(frozen=True)
@@ -425,8 +429,9 @@ class HeldOut(Wrapper):
             limit = int(np.sort(hashes["f0"])[min(int(self.share), count) - 1]) + 1
         dev = hashes[hashes["f0"] < limit].tolist()
         if not 0 < 2 * len(dev) < count:
-            size = len(dev) or self.share
-            raise BadInput(f"dev: expected 1 to {(count - 1) // 2:,} of {count:,} pairs, got {size:,.6g}")
+            held_out = f", which would hold out {len(dev):,}" if len(dev) not in (0, count, self.share) else ""
+            got = f"got {self.share:,.6g}{held_out}"
+            raise BadInput(f"dev: expected 1 to {(count - 1) // 2:,} of {count:,} pairs, {got}")
         return limit, frozenset(dev)
 
     def describe(self) -> dict[str, Any]:
