@@ -48,10 +48,12 @@ def plan_of(options: dict[str, Any], kind: Literal["translation", "parsing"]) ->
 
 
 def changed(recipe: Recipe, options: dict[str, Any]) -> Recipe:
-    """Returns a recipe changed by the options. Steps replace its epochs, and epochs its steps."""
+    """Returns a recipe changed by the options. Steps replace its epochs, epochs its steps, and a rate its factor."""
     changes = chosen(options, [field.name for field in dataclasses.fields(Recipe)])
     if changes.keys() & {"steps", "epochs"}:
         changes = {"steps": None, "epochs": None} | changes
+    if changes.get("learning_rate"):  # instead of the preset's factor of equation (3)
+        changes = {"learning_rate_factor": Recipe.learning_rate_factor} | changes
     return dataclasses.replace(recipe, **changes)
 
 

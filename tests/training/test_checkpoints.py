@@ -1,5 +1,6 @@
 """The callback `Checkpoints`: interrupted trainings resume as if they had not been interrupted."""
 
+import contextlib
 import csv
 import functools
 import json
@@ -53,6 +54,33 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
         for name in set(row) - {"seconds", "tokens/s"}:
             assert row[name] == other[name], name
     assert rows[0][-1]["target_tokens"] == str(4 * 3 * 5 * 7)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3, 4])
+def test_several_steps_may_end_together(steps_per_execution, tmp_path, capsys):
+    """Training stops with the execution of its last step. Steps are those that the optimizer has made."""
+
+    def fit(ids, steps=None, until=None, epochs=9):
+        checkpoints = Checkpoints(tmp_path / "run", steps=steps, until=until)
+        with checkpoints.saving_on_signals():
+            model.fit(ids, ids, 2, epochs, shuffle=False, verbose=0, callbacks=[checkpoints])
+        made = int(model.optimizer.iterations)
+        assert checkpoints.step == made and checkpoints.run.newest()[1]["step"] == made
+        return made
+
+    ids = keras.Input((4,), dtype="int32")
+    model = keras.Model(ids, keras.layers.Dense(9)(keras.layers.Embedding(9, 2)(ids)))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, steps_per_execution=steps_per_execution)
+    rows = np.ones((10, 4), "int32")  # 5 steps, so that the last execution of an epoch has fewer
+    with pytest.raises(TrainingInterrupted, match="stopped after saving step"):
+        fit(rows, until=7)
+    assert (reached := int(model.optimizer.iterations)) in (7, 8, 9) and reached - 7 < steps_per_execution
+    with contextlib.suppress(TrainingInterrupted):  # Nothing is left to do before step 7.
+        assert fit(rows, until=7) == reached
+    made = fit(rows, steps=12)
+    assert 12 <= made < 12 + steps_per_execution
+    assert fit(rows, steps=12) == made and "nothing to train: this run is at step" in capsys.readouterr().out
 
 
 def test_a_signal_in_the_last_step_of_an_epoch(tmp_path):

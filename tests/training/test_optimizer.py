@@ -9,6 +9,7 @@ from keras import ops
 
 from tf_transformer import Adam, BadInput, Cooldown, Transformer, TransformerConfig, WarmupSchedule
 from tf_transformer.training.losses import average_weights
+from tf_transformer.training.optimizer import ConstantSchedule
 
 # 5.3 The schedule
 
@@ -35,6 +36,15 @@ def test_the_rate_falls_to_0_in_the_last_steps():
 def test_a_cooldown_longer_than_the_training_is_an_error(cooldown_steps, train_steps):
     with pytest.raises(BadInput, match="^(cooldown|train)_steps: expected "):
         Cooldown(WarmupSchedule(128), cooldown_steps, train_steps)
+
+
+@pytest.mark.parametrize("warmup_steps", [1, 2, 7])
+def test_a_constant_rate_has_no_step_of_rate_0(warmup_steps):
+    schedule = ConstantSchedule(0.25, warmup_steps)
+    expected = [0.25 * min(step_num / warmup_steps, 1) for step_num in range(1, 20)]
+    close([schedule(step) for step in range(19)], expected, atol=0)
+    again = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(Cooldown(schedule, 3, 9)))
+    close(again(8), 0.25 / 3)
 
 
 def test_an_optimizers_first_update_is_step_one():

@@ -186,6 +186,21 @@ def test_dropout_may_begin_and_end_with_a_checkpoint(one_epoch, tmp_path):
         np.testing.assert_array_equal(weight, expected)
 
 
+def test_checkpoints_are_in_the_order_of_their_steps(one_epoch):
+    """Also those of more than eight digits, and one within an epoch comes after the complete one of its step."""
+    folder = one_epoch / "checkpoints"
+    names = ["step-99999999", "step-100000000", "step-100000000-stopped", "step-1000000000"]
+    for name in [*reversed(names), "step-best", "step-00000003-copy"]:
+        shutil.copytree(folder / "step-00000003", folder / name)
+    run = Run(one_epoch)
+    assert [path.name for path in run.checkpoints()] == ["step-00000003", *names]
+    assert run.newest()[0].name == names[-1] and [path.parent.name for path in run.weights(2)] == names[-2:]
+    assert run.weights(1, step=10**8)[0].parent.name == names[1]
+    run.save(restored(run), 10**9 + 1)
+    kept = ["step-00000003", *names[:2], names[3], "step-1000000001"]  # five
+    assert [path.name for path in run.checkpoints()] == kept
+
+
 def test_half_written_is_not_a_checkpoint(one_epoch):
     half = one_epoch / "checkpoints/.step-00000006"
     half.mkdir()

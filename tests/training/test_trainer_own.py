@@ -40,7 +40,7 @@ class Halved(keras.optimizers.schedules.LearningRateSchedule):
 @pytest.mark.program
 def test_a_custom_schedule_and_callback(eager, corpus, tmp_path):
     """The run may be resumed with new objects."""
-    recipe = dataclasses.replace(RECIPE, steps=3, eval_every=2, cooldown_steps=2)
+    recipe = tt.Recipe(steps=3, batch_tokens=512, eval_every=2, cooldown_steps=2, dev_sentences=3)
     for name, ends in (("whole", [None]), ("parts", [1, None])):
         for until in ends:
             callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(mine=epoch + 0.5))
@@ -170,8 +170,10 @@ def test_a_run_that_a_callback_stopped_resumes_on_request(corpus, tmp_path, caps
 def test_other_settings_of_a_schedule_or_an_optimizer_are_an_error(corpus, tmp_path):
     cosine, sgd = keras.optimizers.schedules.CosineDecay, keras.optimizers.SGD
 
+    recipe = dataclasses.replace(RECIPE, warmup_steps=4_000)
+
     def settings(**options):
-        return tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE, **options).settings
+        return tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe, **options).settings
 
     run = Run(tmp_path / "run")
     for first, same, other, message in [
@@ -193,7 +195,7 @@ def test_other_settings_of_a_schedule_or_an_optimizer_are_an_error(corpus, tmp_p
         assert run.exists(settings(**same))
         with pytest.raises(tt.BadInput, match=message):
             run.exists(settings(**other))
-    changed = tt.Trainer(tmp_path / "run", CONFIG, corpus, RECIPE, optimizer=sgd(0.5))
+    changed = tt.Trainer(tmp_path / "run", CONFIG, corpus, recipe, optimizer=sgd(0.5))
     before = changed.settings
     changed.optimizer.learning_rate = 0.1  # a callback may do this
     assert changed.settings == before
@@ -209,7 +211,7 @@ class Unnamed(tt.Transformer):
 @pytest.mark.program
 def test_the_weights_of_a_start_without_names(eager, corpus, translator, tmp_path):
     start = tt.Translator(Unnamed(tt.TransformerConfig(1, 12, 17, 3, vocab_size=350)), translator.tokenizer)
-    recipe, still = dataclasses.replace(RECIPE, steps=1, average_last=1), keras.optimizers.SGD(0.0)
+    recipe, still = tt.Recipe(steps=1, batch_tokens=512, average_last=1), keras.optimizers.SGD(0.0)
     trainer = tt.Trainer(tmp_path / "run", start.model.config, corpus, recipe, start=start, optimizer=still)
     trainer.fit()
     assert trainer.run.keep == 2  # one may be damaged

@@ -238,24 +238,26 @@ class StopOnNonFinite(keras.callbacks.Callback):
         # On JAX and PyTorch, Keras's step returns no flags. A mean over the epoch so far stays NaN once it is.
         if not self.counts:
             if count and not math.isfinite(float(self.loss)):
+                self.unchecked = count  # raises again if somebody would save
                 steps = f"steps {self.number - count + 1:,} to {self.number:,}"
                 raise BadInput(f"{steps}: a loss is not finite. The last checkpoint is from before it.")
             return
         # The model counts such steps on the device, and stores their numbers in a ring, so each is found here at last.
-        before, self.seen = self.seen, int(self.model.not_finite.numpy())
-        if self.seen == before:
+        before, seen = self.seen, int(self.model.not_finite.numpy())
+        if seen == before:
             return
         steps = self.model.not_finite_steps.numpy()
-        newest = [steps[i % len(steps)] for i in range(max(before, self.seen - len(steps)), self.seen)]
+        newest = [steps[i % len(steps)] for i in range(max(before, seen - len(steps)), seen)]
         first = self.number - int(self.model.steps_made.numpy())
         numbers = [first + int(step) for step in newest]
         if not self.skip:
             raise BadInput(f"{self._describe(numbers[0])}. The last checkpoint is from before it.")
+        self.seen = seen
         # It takes a while to find the lines of a batch.
         for number in numbers[:3]:
             say(f"\n  {self._describe(number)}. This update was skipped.")
         if numbers[3:]:
-            say(f"  {self.seen - before - 3:,} more updates were skipped, at steps {', '.join(map(str, numbers[3:]))}")
+            say(f"  {seen - before - 3:,} more updates were skipped, at steps {', '.join(map(str, numbers[3:]))}")
 
     def _describe(self, number: int) -> str:
         lines: Any = sorted(filter(None, self.batches[number - 1].lines.tolist()))  # rows of padding have 0

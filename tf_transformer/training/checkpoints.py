@@ -13,10 +13,11 @@ import numpy as np
 from keras.ops import convert_to_numpy
 
 from tf_transformer.config import BadInput, TransformerConfig
+from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.training.run import Run, compiled, inner
 from tf_transformer.utils.terminal import TrainingInterrupted as TrainingInterrupted
 from tf_transformer.utils.terminal import duration, say, say_in_a_handler
-from tf_transformer.utils.values import Count, checked
+from tf_transformer.utils.values import MOST, Count, checked
 
 if TYPE_CHECKING:
     from tf_transformer.tokenizers.tokenizer import Tokenizer
@@ -34,6 +35,13 @@ def exchange_averages(model: keras.Model) -> bool:
         weight.assign(average)
         average.assign(value)
     return True
+
+
+def _updates(model: keras.Model) -> int:
+    """Returns the number of updates of a model: since `compile`, those skipped included, or by its optimizer."""
+    if not getattr(model, "optimizer", None):
+        return 0
+    return int(convert_to_numpy(getattr(model, "steps_made", model.optimizer._iterations)))
 
 
 def numbers_in(logs: Logs) -> dict[str, float]:
@@ -65,8 +73,9 @@ class Checkpoints(keras.callbacks.Callback):
     Args:
         run: Directory of the run, or a `Run`.
         tokenizer: Tokenizer to store in the run, unless it has one, so that `tt.load` can make a translator of it.
-        steps: Last step of the training, where an epoch ends. `None` leaves that to `fit`.
-        until: Step to save and stop at. `None` means no such stop.
+        steps: Last step of the training, where an epoch ends. `None` leaves that to `fit`. With Keras's
+            `steps_per_execution`, training stops at the end of the execution with this step.
+        until: Step to save and stop at, like `steps`. `None` means no such stop.
         single_process: Whether only this process trains. One of several workers stops only where the others do.
 
     Attributes:
@@ -95,6 +104,8 @@ class Checkpoints(keras.callbacks.Callback):
         self._locked = False  # True if this callback holds the lock
         self._averaged = False  # the model has the moving averages, and the optimizer the weights
         self._scoring = False  # True from an epoch's last step until its checkpoint is saved
+        self._made: tuple[int, Logs] | None = None  # a step whose end this callback has not seen yet
+        self._unsaved = False  # True from the end of a step to the beginning of the next one or a checkpoint
         self.told_to_stop = 0  # the signal's number
 
     def _set_state(self, state: dict[str, Any]) -> None:
@@ -139,7 +150,7 @@ class Checkpoints(keras.callbacks.Callback):
     def on_train_begin(self, logs: object = None) -> None:
         self._locked = self.run.lock()
         if hasattr(self.model, "after_fit"):
-            self.model.after_fit.callback(self._end_fit)
+            self.model.after_fit.push(self._leave_fit)
         if self._restored is self.model:
             return
         # Not restored by the caller, so this is a `fit` of the user's own, which begins or resumes a run here.
@@ -164,6 +175,9 @@ class Checkpoints(keras.callbacks.Callback):
                 say(f"{all_epochs} done: nothing to train. Pass more epochs= or another directory.")
         # Keras has this attribute for its BackupAndRestore.
         self.model._initial_epoch = self.epoch or None
+        if (end := min(self.steps or MOST, self.until or MOST)) <= self.step:
+            say(f"nothing to train: this run is at step {self.step:,} of {end:,}")
+            self.model._initial_epoch = max(self.epoch, self.params["epochs"])
 
     def _create_run(self) -> None:
         """Writes config.json and the tokenizer, as `Trainer` does, if `load` can rebuild the model."""
@@ -232,10 +246,43 @@ class Checkpoints(keras.callbacks.Callback):
                 raise
             self.on_epoch_end(self.epoch, self._logs)
             raise self._stopped() from None
+        except Exception:
+            self._save_after_error()  # again, like `_end_fit`
+            raise
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
             self._end_fit()  # again, since a model of another class has no `after_fit` to call it after an exception
+
+    def note_step(self, batch: int, logs: Logs) -> None:
+        """Notes that a step was made, for a caller that runs this before all callbacks. One of them may raise."""
+        self._made = batch, dict(logs)
+
+    def _save_after_error(self) -> None:
+        """Saves the steps since the last checkpoint, if a callback or a score raised after one was made."""
+        if self.told_to_stop:  # `saving_on_signals` saves
+            return
+        if self._made:
+            with contextlib.suppress(TrainingInterrupted):  # it has saved
+                self.on_train_batch_end(*self._made)
+        if not self._unsaved:
+            return
+        try:
+            if self._scoring:
+                self.on_epoch_end(self.epoch, self._logs)  # without scores, which a later `fit` adds
+            elif ON_TENSORFLOW:  # Elsewhere, Keras keeps a step's weights to itself until an epoch ends.
+                self._save_within_epoch()
+            else:
+                return
+        except (BadInput, OSError) as error:  # The step was not finite, or the disk is full.
+            say(f"not saved: {error}")
+        else:
+            say(f"saved step {self.step:,} before this error")
+
+    def _leave_fit(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind and issubclass(kind, Exception):
+            self._save_after_error()
+        self._end_fit()
 
     def _end_fit(self) -> None:
         """Undoes what `fit` must not leave behind, also after an exception."""
@@ -250,13 +297,19 @@ class Checkpoints(keras.callbacks.Callback):
         if self.told_to_stop:  # while another callback ended the previous epoch, which is saved
             raise self._stopped()
         self.began = time.perf_counter()
-        self.first = self.step
+        self.first, self.counted = self.step, _updates(self.model)
         if self.partial_epoch:
             self.began -= self.partial_epoch["seconds"]
 
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
+        self._unsaved = False  # From here to its end, a step may have changed some of the weights.
+
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         self.elapsed = time.perf_counter() - self.began
+        self._made, self._unsaved = None, True
         self.step = self.first + batch + 1
+        if ON_TENSORFLOW:
+            self._count_executions()
         if self.partial_epoch:
             # All metrics are sums. They are added after the first step, since that creates some of them.
             for variable, value in zip(self.model.metrics_variables, self.partial_epoch["metrics"], strict=True):
@@ -266,18 +319,28 @@ class Checkpoints(keras.callbacks.Callback):
         self._logs = dict(logs)
         if "tokens" in logs:
             logs["tokens/s"] = logs.pop("tokens") / self.elapsed
-        self.model.stop_training |= self.step == self.steps
+        # Several steps may end at once.
+        self.model.stop_training |= self.step >= (self.steps or MOST)
         # The end of an epoch saves anyway.
-        self._scoring = self.model.stop_training or batch + 1 == self.params["steps"]
-        if not self.told_to_stop and (self._scoring or self.step != self.until):
+        self._scoring = self.model.stop_training or batch + 1 >= (self.params["steps"] or MOST)
+        if not self.told_to_stop and (self._scoring or self.step < (self.until or MOST)):
             return
         if self._scoring:
             # Saves before the dev set is scored: a scheduler may kill this process during scoring.
             self.on_epoch_end(self.epoch, self._logs)
         else:
-            sums = [convert_to_numpy(variable).tolist() for variable in self.model.metrics_variables]
-            self._save(half_done={"seconds": self.elapsed, "metrics": sums})
+            self._save_within_epoch()
         raise self._stopped()
+
+    def _count_executions(self) -> None:
+        # Keras counts the last execution of an epoch as a whole one, even if it had fewer steps.
+        if getattr(self.model, "steps_per_execution", 1) > 1:
+            self.step = self.first + _updates(self.model) - self.counted
+
+    def _save_within_epoch(self) -> None:
+        self._unsaved = False
+        sums = [convert_to_numpy(variable).tolist() for variable in self.model.metrics_variables]
+        self._save(half_done={"seconds": self.elapsed, "metrics": sums})
 
     def on_test_begin(self, logs: object = None) -> None:
         self._use_averages(True)
@@ -289,7 +352,8 @@ class Checkpoints(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         """Adds a row to the history and saves a checkpoint. `logs` may have only the values of the epoch's steps."""
         # Only the time of the steps counts in rates, not that of scoring.
-        self._scoring = False
+        self._scoring = self._unsaved = False
+        self._count_executions()
         self.seconds += self.elapsed
         if "tokens" in logs:
             tokens = int(logs.pop("tokens"))

@@ -48,6 +48,28 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
+class ConstantSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Constant learning rate after a linear growth, as for fine-tuning.
+
+    Args:
+        learning_rate: The constant rate.
+        warmup_steps: Steps of linear growth. The last of them has the constant rate.
+    """
+
+    @checked
+    def __init__(self, learning_rate: Positive, warmup_steps: Count) -> None:
+        self.learning_rate = learning_rate
+        self.warmup_steps = warmup_steps
+
+    def __call__(self, step: Tensor) -> Any:
+        # From 1, as in `WarmupSchedule`: a step with rate 0 would only fill Adam's moments.
+        return self.learning_rate * ops.minimum((ops.cast(step, "float32") + 1.0) / self.warmup_steps, 1.0)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"learning_rate": self.learning_rate, "warmup_steps": self.warmup_steps}
+
+
+@keras.saving.register_keras_serializable("tf_transformer")
 class Cooldown(keras.optimizers.schedules.LearningRateSchedule):
     """Schedule whose rate falls linearly to 0 in its last steps (Zhai et al. 2022). The paper has none.
 

@@ -14,6 +14,14 @@ CHANGEABLE = {"steps", "epochs", "eval_every", "early_stopping_patience", "avera
 CHANGEABLE |= {"num_microbatches", "on_nan", "jit_compile", "metric", "average"}
 
 
+# Options of the learning rate that are not read beside another setting, by the setting.
+UNREAD = {
+    "learning_rate": ("learning_rate_factor",),
+    "schedule": ("learning_rate", "warmup_steps", "learning_rate_factor"),
+    "optimizer": ("learning_rate", "warmup_steps", "learning_rate_factor", "cooldown_steps", "clip_norm"),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """Settings of a training (section 5). The defaults train the paper's `base`, unless noted otherwise.

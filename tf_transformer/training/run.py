@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +21,7 @@ from tf_transformer.data.sources import differences
 from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.models.weights import wake_adapters
 from tf_transformer.training import losses, optimizer
-from tf_transformer.training.recipe import CHANGEABLE, Recipe
+from tf_transformer.training.recipe import CHANGEABLE, UNREAD, Recipe
 from tf_transformer.utils.files import checksum, flush, locked, user_path, write_json, write_text
 from tf_transformer.utils.reading import check_file, check_h5, check_kinds, made_of, read_json, reading, with_new_names
 from tf_transformer.utils.terminal import say
@@ -176,7 +177,8 @@ class Run:
 
     def checkpoints(self) -> list[Path]:
         """Returns the directories of all checkpoints, oldest first."""
-        return sorted(path for path in (self.path / "checkpoints").glob("step-*") if (path / "state.json").exists())
+        folders = (self.path / "checkpoints").glob("step-*")
+        return sorted((path for path in folders if _place(path) and (path / "state.json").exists()), key=_place)
 
     @checked
     def averaged(self, last: Count) -> list[Path]:
@@ -195,7 +197,7 @@ class Run:
             BadInput: If one is damaged, or the step has none.
         """
         folders = self.averaged(last)
-        if step and not (folders := [path for path in self.checkpoints() if int(path.name.split("-")[1]) == step]):
+        if step and not (folders := [path for path in self.checkpoints() if _place(path)[0] == step]):
             names = ", ".join(path.name for path in self.checkpoints())
             raise BadInput(f"{self.path}: step: expected one of {names or 'no checkpoints'}, got {step}")
         for folder in folders:
@@ -222,11 +224,12 @@ class Run:
         if not self.writes:
             return folder
         # 1. Which checkpoints to keep. Later ones are damaged, since training resumed before them.
-        complete = [path for path in self.checkpoints() if path < folder and not path.name.endswith(STOPPED)]
+        before = [path for path in self.checkpoints() if _place(path) < _place(folder)]
+        complete = [path for path in before if not path.name.endswith(STOPPED)]
         complete += [folder] * ("half_done" not in state)
         kept = complete[-2 if self.metric else -self.keep :]
         if self.metric:
-            by_step = {int(path.name.split("-")[1]): path for path in complete}
+            by_step = {_place(path)[0]: path for path in complete}
             rows = [row for row in self.history if row["step"] in by_step]
             best = [by_step[rows[i]["step"]] for i in self.metric.best_first(rows)[: self.keep]]
             state["best"], kept = [path.name for path in best], kept + best
@@ -282,6 +285,7 @@ class Run:
         """
         newest = self.newest()
         if not newest:
+            self.history = []  # a run that was removed leaves none
             return None
         folder, state = newest
         # A `Trainer` compares settings in config.json. A model's own `compile` is only described in its checkpoints.
@@ -322,6 +326,13 @@ class Run:
         writer.writeheader()
         writer.writerows(self.history)
         write_text(self.path / "history.csv", text.getvalue())
+
+
+def _place(folder: Path) -> tuple[int, ...]:
+    """Returns a checkpoint's place in the order of time, by the step in its name. `()` for another directory."""
+    # Not by name: eight digits are not enough for all steps.
+    match = re.fullmatch(f"step-([0-9]+)({STOPPED})?", folder.name)
+    return (int(match[1]), 1 if match[2] else 0) if match else ()
 
 
 def _whole(folder: Path) -> dict[str, Any]:
@@ -407,5 +418,8 @@ def _with_new_options(value: Any) -> Any:
 
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings that may not change when a run is resumed."""
-    recipe = {name: value for name, value in settings.get("recipe", {}).items() if name not in CHANGEABLE}
+    recipe = settings.get("recipe", {})
+    # Earlier versions accepted and stored options that nothing read.
+    unread = {name for owner, names in UNREAD.items() if settings.get(owner) or recipe.get(owner) for name in names}
+    recipe = {name: value for name, value in recipe.items() if name not in CHANGEABLE | unread}
     return {name: value for name, value in settings.items() if name != "version"} | {"recipe": recipe}

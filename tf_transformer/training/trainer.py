@@ -34,14 +34,14 @@ from tf_transformer.training.callbacks import (
     progress,
 )
 from tf_transformer.training.losses import Perplexity, SmoothedCrossEntropy, TokenAccuracy, TokenCount
-from tf_transformer.training.optimizer import Adam, Cooldown, WarmupSchedule
-from tf_transformer.training.recipe import RECIPES, Recipe
+from tf_transformer.training.optimizer import Adam, ConstantSchedule, Cooldown, WarmupSchedule
+from tf_transformer.training.recipe import RECIPES, UNREAD, Recipe
 from tf_transformer.training.run import IDS, START, History, Run, described, inner
 from tf_transformer.training.tasks import task_of
 from tf_transformer.utils.files import flush
 from tf_transformer.utils.reading import made_of
 from tf_transformer.utils.terminal import say
-from tf_transformer.utils.values import Count, check_fields, checked, shown
+from tf_transformer.utils.values import Count, check_fields, checked, convert, shown
 
 UNKNOWN = {"origin": "another translator"}
 # With fewer batches in an epoch, the optimizer makes too few steps to learn.
@@ -62,13 +62,16 @@ class Trainer:
 
     To resume a stopped or killed run, call `fit` again, in any process. It ends with an uninterrupted run's weights.
 
+    A trainer's attributes cannot be changed, except for `callbacks`. For other settings make another trainer.
+
     Attributes:
         path: Directory of the run, which `Run` describes.
         config: Configuration of the model.
         corpus: Training, dev and test set. With learned positions, pairs longer than `config.max_length` are skipped.
         recipe: Settings of the training.
         schedule: Learning-rate schedule instead of equation (3). The recipe's cooldown applies to it.
-        optimizer: Optimizer instead of `Adam` with the paper's settings. With a `strategy`, create it in its scope.
+        optimizer: Optimizer instead of `Adam` with the paper's settings. With a `strategy`, create it in its scope. It
+            trains one model, so each trainer needs its own.
         callbacks: Additional callbacks for `fit`. For them, each checkpoint ends an epoch. Values that they add to its
             logs are stored in the history. Their counters, such as the patience of Keras's `EarlyStopping`, restart
             with each `fit`.
@@ -115,6 +118,7 @@ class Trainer:
                 raise BadInput(f"config: {got}")
             self.corpus = dataclasses.replace(self.corpus, max_length=config.max_length)
         self._check_optimizer()
+        self._check_unused()
         if self.metric and recipe.metric:
             raise BadInput(f"metric: cannot be combined with the recipe's, {recipe.metric}")
         usual, metric = task_of(self.corpus.kind).metric, self.metric or recipe.metric
@@ -146,6 +150,22 @@ class Trainer:
         self.steps = self.began = 0
         self._model: Transformer | None = None
         self._batches: tuple[Batches, Batches] | None = None  # training and dev set
+        self._fingerprint = ""  # of the tokenizer that made the batches
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Model, batches, metric and run were made from the arguments. Another value would reach only some of them.
+        if "_model" in vars(self) and name in {field.name for field in dataclasses.fields(self)}:
+            if name != "callbacks":
+                raise BadInput(f"{name}: cannot be changed in a Trainer. Make a new one, with {name}=...")
+            before = self.callbacks
+            try:
+                vars(self)[name] = convert(name, value, Sequence[keras.callbacks.Callback])
+                self._check_optimizer()
+            except BadInput:
+                vars(self)[name] = before
+                raise
+            return
+        super().__setattr__(name, value)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -172,11 +192,13 @@ class Trainer:
 
     def _check_optimizer(self) -> None:
         recipe, optimizer = self.recipe, inner(self.optimizer)
-        if self.schedule and recipe.learning_rate:
-            raise BadInput("schedule: cannot be combined with learning_rate, since it has one")
-        names = [name for name in ("learning_rate", "cooldown_steps", "clip_norm") if getattr(recipe, name)]
-        if optimizer and (self.schedule or names):
-            raise BadInput(f"optimizer: cannot be combined with {names[0] if names else 'schedule'}, since it has one")
+        if optimizer and self.schedule:
+            raise BadInput("optimizer: cannot be combined with schedule, since it has one")
+        given = {"learning_rate": recipe.learning_rate, "schedule": self.schedule, "optimizer": optimizer}
+        for owner, name in ((owner, name) for owner, names in UNREAD.items() if given[owner] for name in names):
+            if (value := getattr(recipe, name)) != (default := getattr(Recipe, name)):
+                action = f"Give dataclasses.replace(recipe, {name}={default})."
+                raise BadInput(f"{owner}: cannot be combined with {name}={value}, which is not read then. {action}")
         if optimizer and (recipe.ema_momentum or getattr(optimizer, "use_ema", False)):
             got = "got use_ema or ema_momentum. Give Recipe(ema_momentum=...) and no optimizer"
             raise BadInput(f"optimizer: expected one without moving averages, {got}")
@@ -191,6 +213,10 @@ class Trainer:
             if scheduled and isinstance(callback, RATE_CALLBACKS):
                 got = f"{type(callback).__name__}. Pass an optimizer with a constant learning rate"
                 raise BadInput(f"callbacks: cannot change the rate of a schedule, got {got}")
+
+    def _check_unused(self) -> None:
+        if self.optimizer and inner(self.optimizer).built:
+            raise BadInput("optimizer: expected a new one, got one that trained another model. Create it again.")
 
     def _check_start(self, start: Translator) -> None:
         if hasattr(start.model, "models"):
@@ -237,6 +263,10 @@ class Trainer:
         """Opens or creates the run, then prepares tokenizer, data and model, and trains epoch by epoch."""
         # 1. The directory: a new run, or one with these settings.
         run, recipe = self.run, self.recipe
+        if not run.checkpoints():
+            self._forget_model()
+        if self._model is None:
+            self._check_unused()  # another trainer may have used the optimizer since
         # A new run is locked below, after all input is checked, so that bad input leaves no directory.
         if (run.path / "config.json").exists():
             run.lock()
@@ -260,6 +290,8 @@ class Trainer:
         interval, replicas = recipe.interval(steps), distribution.replicas(self._strategy)
         checkpoints = Checkpoints(run, None, steps, end, single_process=not distribution.is_a_worker(self._strategy))
         self.began = checkpoints.step
+        if not self.began:
+            self._forget_model()
         model = self._prepare_model(checkpoints, until)
         # A checkpoint without a score was saved by a process that was stopped while it scored the dev set.
         last = run.history[-1] if run.history and self.writes else {}
@@ -276,6 +308,7 @@ class Trainer:
             # Raises before anything is saved after a step that was not finite, unless such updates are skipped.
             finite = StopOnNonFinite(batches, checkpoints.step, recipe.on_nan == "skip")
             checkpoints.before_saving = finite.check
+            first = keras.callbacks.LambdaCallback(on_train_batch_end=checkpoints.note_step)
             scores = self._score_callbacks(model, tokenizer)
             with checkpoints.saving_on_signals():
                 try:
@@ -289,7 +322,7 @@ class Trainer:
                         shuffle=False,  # batches arrive shuffled
                         verbose=0,
                         # A check, scores for the user's callbacks, then a row with all their values, and its line.
-                        callbacks=[finite, *scores, *self.callbacks, checkpoints, progress(steps)],
+                        callbacks=[first, finite, *scores, *self.callbacks, checkpoints, progress(steps)],
                     )
                 except TrainingInterrupted as stop:
                     # Without a signal's number, `until` is reached.
@@ -300,6 +333,15 @@ class Trainer:
                 break
         # The chief saves last.
         distribution.wait_for_all(self._strategy)
+
+    def _forget_model(self) -> None:
+        """Forgets a trained model without a checkpoint: its run is gone, or an error ended it before the first one."""
+        if self._model is None or not int(keras.ops.convert_to_numpy(self._model.optimizer.iterations)):
+            return
+        if self.optimizer:
+            action = "Make a new Trainer with a new optimizer."
+            raise BadInput(f"{self.run.path}: expected a checkpoint of the optimizer's model, found none. {action}")
+        self._model = None
 
     def _tokenizer(self, exists: bool) -> Tokenizer:
         """Returns the run's tokenizer. The process that creates the run was passed it or trains it."""
@@ -320,8 +362,10 @@ class Trainer:
     def _load_data(self, batching: Batching, exists: bool) -> tuple[Batches, Batches]:
         """Returns the batches of training and dev set, once for all calls of `fit`."""
         # Called before config.json is written, so that an empty corpus leaves no run.
-        if self._batches is None:
+        # A new run may have another tokenizer than the one before it in this directory.
+        if self._batches is None or not exists or self._fingerprint != batching.tokenizer.fingerprint:
             self._batches = self.corpus.batches(batching), self.corpus.dev_batches(batching)
+            self._fingerprint = batching.tokenizer.fingerprint
         batches, dev_batches = self._batches
         say(f"training set: {batches.summary()}; vocabulary of {batching.tokenizer.vocab_size:,}")
         if not len(batches):
@@ -435,9 +479,7 @@ class Trainer:
         recipe, schedule = self.recipe, self.schedule
         # Equation (3), unless the recipe has a constant rate or the user a schedule. The cooldown applies to any.
         if not schedule and recipe.learning_rate:
-            # Keras has no constant rate with a warm-up. This cosine ends with the rate that it begins with.
-            options = {"warmup_target": recipe.learning_rate, "warmup_steps": recipe.warmup_steps}
-            schedule = keras.optimizers.schedules.CosineDecay(0.0, decay_steps=1, alpha=1.0, **options)
+            schedule = ConstantSchedule(recipe.learning_rate, recipe.warmup_steps)
         schedule = schedule or WarmupSchedule(self.config.d_model, recipe.warmup_steps, recipe.learning_rate_factor)
         if recipe.cooldown_steps:
             schedule = Cooldown(schedule, min(recipe.cooldown_steps, steps), steps)
