@@ -1,11 +1,12 @@
 """Decoder-only models: cached = whole, search = exhaustive search, samples by probability, exports with text."""
 
+import functools
 import itertools
 
 import keras
 import numpy as np
 import pytest
-from conftest import TEXTS
+from conftest import TEXTS, array
 from promises import tensorflow_only
 from served import Served
 
@@ -139,6 +140,157 @@ def test_wrong_layers(learned, translator):
         tt.LanguageModel(embedding, [layer]).search([[1]])
     with pytest.raises(tt.BadInput, match="^prompts: expected at most 53 learned positions"):
         tt.TextGenerator(learned, translator.tokenizer)
+
+
+def small(shared=False, **options):
+    """Returns a language model, and a functional model of it."""
+    make = functools.partial(tt.layers.DecoderLayer, num_heads=2, d_ff=9, norm_first=True)
+    layers = [make()] * 2 if shared else [make(), make()]
+    embedding = tt.layers.PositionalEmbedding(V, 6, **options)
+    lm = tt.LanguageModel(embedding, layers, keras.layers.LayerNormalization())
+    ids = keras.Input((None,), dtype="int32")
+    model = keras.Model(ids, lm(ids))
+    random = np.random.default_rng(5)
+    for weight in model.weights:
+        weight.assign(random.normal(size=weight.shape))
+    return lm, model
+
+
+ROWS = np.random.default_rng(2).integers(1, V, (3, 7))
+
+
+class Around(keras.Model):
+    """A model of one's own with a language model and another layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.lm, self.scale = small()[0], keras.layers.Dense(V)
+
+    def call(self, ids, training=None):
+        return self.scale(self.lm(ids, training=training))
+
+
+def test_a_model_around_has_its_weights(tmp_path):
+    """They are trained, stored and loaded."""
+    model = Around()
+    before, logits = [np.array(weight) for weight in model.lm.weights], array(model(ROWS))
+    assert len(model.weights) == len(model.lm.weights) + 2 == 29
+    model.save_weights(tmp_path / "a.weights.h5")
+    model.compile("sgd", tt.SmoothedCrossEntropy(0.0), run_eagerly=True)
+    model.fit(ROWS[:, :-1], ROWS[:, 1:], verbose=0)
+    assert all(np.any(np.array(now) != was) for now, was in zip(model.lm.weights[1:], before[1:], strict=True))
+    other = Around()
+    other(ROWS)
+    other.load_weights(tmp_path / "a.weights.h5")
+    np.testing.assert_allclose(array(other(ROWS)), logits, atol=1e-6)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_file_keeps_search_and_samples(shared, translator, tmp_path):
+    lm, model = small(shared, positions="learned", max_length=40)
+    model.save(tmp_path / "a.keras")
+    loaded = keras.models.load_model(tmp_path / "a.keras")
+    again = loaded.layers[-1]
+    assert isinstance(again, tt.LanguageModel) and len(again.weights) == len(lm.weights)
+    np.testing.assert_array_equal(array(loaded(ROWS)), array(model(ROWS)))
+    options = {"max_length": 5}
+    assert again.search(PROMPTS, **options) == lm.search(PROMPTS, **options)
+    assert again.sample(PROMPTS, **options) == lm.sample(PROMPTS, **options)
+    clone = keras.models.clone_model(model)
+    assert [tuple(weight.shape) for weight in clone.weights] == [tuple(weight.shape) for weight in model.weights]
+
+
+def test_names_and_order_of_weights_are_those_of_its_layers():
+    lm, model = small()
+    parts = [lm.embedding, *lm.layers, lm.norm]
+    assert [id(weight) for weight in model.weights] == [id(weight) for part in parts for weight in part.weights]
+    assert all(weight.path.startswith(part.name) for part in parts for weight in part.weights)
+
+
+def test_weights_of_earlier_versions_are_loaded(tmp_path):
+    """There, a functional model had the layers themselves."""
+    lm, model = small()
+    ids = keras.Input((None,), dtype="int32")
+    x = lm.embedding(ids)
+    for layer in lm.layers:
+        x = layer(x)
+    keras.Model(ids, lm.embedding(lm.norm(x), reverse=True)).save_weights(tmp_path / "former.weights.h5")
+    expected, other = array(model(ROWS)), small()[1]
+    for weight in other.weights:
+        weight.assign(weight * 0)
+    other.load_weights(tmp_path / "former.weights.h5")
+    np.testing.assert_allclose(array(other(ROWS)), expected, atol=1e-6)
+
+
+class Positioned(keras.layers.Layer):
+    def __init__(self, positions=True):
+        super().__init__()
+        self.words, self.places = keras.layers.Embedding(V, 6), keras.layers.Embedding(30, 6)
+        self.positions = positions
+
+    def call(self, ids):
+        words = self.words(ids)
+        return words + self.places(keras.ops.arange(keras.ops.shape(ids)[1])) if self.positions else words
+
+
+class Mixed(tt.layers.PositionalEmbedding):
+    """Vectors that depend on the token before."""
+
+    def call(self, ids, **options):
+        vectors = super().call(ids, **options)
+        if options.get("reverse"):
+            return vectors
+        return vectors + keras.ops.pad(vectors[:, :-1], [[0, 0], [1, 0], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("make", "refused"),
+    [
+        (lambda: keras.layers.Embedding(V, 6), False),
+        (lambda: Positioned(False), False),
+        (Positioned, True),
+        (lambda: keras.Sequential([keras.layers.Embedding(V, 6), tt.layers.PositionalEncoding()]), True),
+        (lambda: Mixed(V, 6), True),
+        (lambda: keras.Sequential([keras.layers.Embedding(V, 6), keras.layers.Conv1D(6, 2, padding="causal")]), True),
+    ],
+    ids=["embedding", "own", "own positions", "sequential", "token before", "convolution"],
+)
+def test_embeddings_of_ones_own_are_right_or_refused(make, refused, translator):
+    layers = [tt.layers.DecoderLayer(num_heads=2, d_ff=9, dropout=0.0)]
+    model = tt.LanguageModel(make(), layers, head=keras.layers.Dense(V))
+    model(ROWS)
+    if refused:
+        for continued in (model.search, model.sample):
+            with pytest.raises(tt.BadInput, match="^embedding: expected a PositionalEmbedding, or vectors that do not"):
+                continued(PROMPTS, max_length=3)
+        with pytest.raises(tt.BadInput, match="^embedding: "):
+            tt.TextGenerator(model, translator.tokenizer)
+        return
+    text = [1, 5]
+    (output,) = model.search([text], max_length=6, beam_size=1, end_id=EOS_ID)[0]
+    for token in output.ids:
+        scores = log_probs(model, [text])[0, -1]
+        assert token == 1 + scores[1:].argmax()  # id 0 is padding
+        text.append(token)
+
+
+def test_every_id_may_be_a_token():
+    """Bytes have no padding: 0 is read and written, and may be the end."""
+    model, _ = small(mask_zero=False, dropout=0.0)
+    prompt, found = [0, 5, 0], []
+    (output,) = model.search([prompt], max_length=9, beam_size=1, end_id=V - 1)[0]
+    for _ in range(9):
+        token = int(log_probs(model, [prompt + found])[0, -1].argmax())
+        if token == V - 1:
+            break
+        found.append(token)
+    assert output.ids == found
+    likeliest = int(log_probs(model, [prompt])[0, -1].argmax())
+    table = model.embedding.embeddings
+    table.assign(np.array(table)[[likeliest, *(id for id in range(V) if id != likeliest)]])  # now 0 is the likeliest
+    ended = model.search([[5, 0]], max_length=30, beam_size=4, end_id=0)[0][0]
+    assert ended.finished and 0 not in ended.ids
+    assert small()[0].search([[5]], max_length=9, end_id=0)[0][0].finished is False  # there it is padding
 
 
 @tensorflow_only

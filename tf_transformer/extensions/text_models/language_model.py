@@ -17,10 +17,17 @@ from tf_transformer.extensions.text_models.sampling import sample, uniforms_of
 from tf_transformer.layers import DecoderCache, DecoderLayer, KeyValue, PositionalEmbedding
 from tf_transformer.masks import PAD_ID, causal_mask
 from tf_transformer.tokenizers.tokenizer import EOS_ID
-from tf_transformer.utils.type_names import Tensor
+from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import BadInput, Count, Natural, Positive, Seed, checked, shown, span
 
 MOST_FUNCTIONS = 32  # limit of compiled functions. A new one replaces the oldest
+
+
+class Functions:
+    """Compiled functions. A dictionary would be tracked by Keras, and by TensorFlow in an export."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[Any, Callable[..., Any]] = {}
 
 
 class Continuation(NamedTuple):
@@ -39,17 +46,21 @@ class Continuation(NamedTuple):
     finished: bool
 
 
-class LanguageModel:
+@keras.saving.register_keras_serializable("tf_transformer")
+class LanguageModel(keras.layers.Layer):
     """Decoder-only Transformer, built from layers.
 
-    A call maps ids to logits, for training and in a functional model. `search` and `sample` continue prompts with a
-    cache.
+    It is a layer from ids `(B, T)` to the logits of each next token `(B, T, V)`, for a model that is trained. `search`
+    and `sample` continue prompts with a cache. A model's `.keras` file keeps both.
 
     Args:
-        embedding: Layer from ids `(B, T)` to vectors `(B, T, d)`, usually a `PositionalEmbedding`.
+        embedding: Layer from ids `(B, T)` to vectors `(B, T, d)`, usually a `PositionalEmbedding`. Id 0 is padding,
+            which is never searched, unless it has `mask_zero=False`. In another layer, a token's vector must not depend
+            on its position.
         layers: `DecoderLayer`s, which are called without memory.
         norm: Layer after the last one, usual with `norm_first=True`.
         head: Layer from vectors to logits `(B, T, V)`. Defaults to the embedding's table (section 3.4).
+        kwargs: Arguments of `keras.layers.Layer`.
 
     Examples:
         >>> embedding = tt.layers.PositionalEmbedding(vocab_size=500, d_model=32)
@@ -67,26 +78,102 @@ class LanguageModel:
         layers: Sequence[DecoderLayer],
         norm: keras.layers.Layer | None = None,
         head: keras.layers.Layer | None = None,
+        **kwargs: Any,
     ) -> None:
         if not isinstance(layers, list | tuple) or not layers or not all(isinstance(x, DecoderLayer) for x in layers):
             raise BadInput(f"layers: expected a list of DecoderLayers, got {shown(layers)}")
-        self.embedding, self.layers, self.norm, self.head = embedding, list(layers), norm, head
-        self._functions: dict[Any, Callable[..., Any]] = {}
         if head is None and not isinstance(embedding, keras.layers.ReversibleEmbedding):
             raise BadInput(f"head: expected a layer that returns logits, since {embedding.name} shares no table")
-
-    @property
-    def weights(self) -> list[keras.Variable]:
-        """Weights of all layers."""
-        parts = [self.embedding, *self.layers, *filter(None, (self.norm, self.head))]
-        return [weight for part in parts for weight in part.weights]
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        # Ids that arrive as floats would be rounded to the compute dtype.
+        self.autocast = False
+        self.embedding, self.layers, self.norm, self.head = embedding, list(layers), norm, head
+        self._functions = Functions()
 
     def __call__(self, ids: Tensor, training: bool | None = None) -> Any:
-        """Maps ids `(B, T)` to the logits of each next token, float32 `(B, T, V)`."""
+        if not self.built:
+            self._build_parts()  # here, outside of this layer's scope of names
+        return super().__call__(ids, training=training)
+
+    def build(self, ids_shape: Shape) -> None:
+        self._build_parts()
+
+    def _build_parts(self) -> None:
+        if not all(part.built for part in self._parts()):
+            self._whole(keras.KerasTensor((None, None), "int32"))
+
+    def _parts(self) -> list[keras.layers.Layer]:
+        return [self.embedding, *self.layers, *filter(None, (self.norm, self.head))]
+
+    def call(self, ids: Tensor, training: bool | None = None) -> Any:
+        return self._whole(ids, training)
+
+    def compute_output_spec(self, ids: Tensor, training: bool | None = None) -> Any:
+        # Layer by layer: traced on JAX and PyTorch, ids of unknown length would have 83, perhaps more than the learned
+        # positions.
+        logits = self._whole(keras.KerasTensor(ids.shape, ids.dtype))
+        return keras.KerasTensor(logits.shape, logits.dtype)
+
+    def rematerialized_call(self, layer_call: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        # Its layers are rematerialized one by one. All at once would save no memory.
+        return layer_call
+
+    def _whole(self, ids: Tensor, training: bool | None = None) -> Any:
         x = self.embedding(ids, training=training)
         for layer in self.layers:
             x = layer(x, training=training)
         return self._logits(x)
+
+    # Keras's files.
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the config. A layer that occurs several times in `layers` is stored once."""
+        serialize = keras.saving.serialize_keras_object
+        unique = {id(layer): layer for layer in self.layers}
+        order = [[*unique].index(id(layer)) for layer in self.layers]
+        ends = {name: part and serialize(part) for name, part in (("norm", self.norm), ("head", self.head))}
+        layers = {"layers": [serialize(layer) for layer in unique.values()], "order": order}
+        return super().get_config() | {"embedding": serialize(self.embedding), **layers, **ends}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "LanguageModel":
+        config = dict(config)
+        order, layers = config.pop("order"), config.pop("layers")
+        parts = {name: config.pop(name) for name in ("embedding", "norm", "head")}
+        made = {name: part and keras.saving.deserialize_keras_object(part) for name, part in parts.items()}
+        layers = [keras.saving.deserialize_keras_object(layer) for layer in layers]
+        return cls(layers=[layers[i] for i in order], **made, **config)
+
+    def __dir__(self) -> list[str]:
+        # Keras stores the layers that it finds here. `save_own_variables` stores these.
+        return [name for name in super().__dir__() if name not in ("embedding", "layers", "norm", "head")]
+
+    def _stored_layers(self) -> list[keras.layers.Layer]:
+        return [layer for layer in self._flatten_layers(include_self=False) if layer is not self and layer.weights]
+
+    def save_own_variables(self, store: Any) -> None:
+        for number, layer in enumerate(self._stored_layers()):
+            variables = dict[str, Any]()
+            layer.save_own_variables(variables)
+            for name, variable in variables.items():
+                store[f"{number}.{name}"] = variable
+
+    def load_own_variables(self, store: Any) -> None:
+        names = list(store.keys())
+        if not names and (file := getattr(store, "h5_file", None)):
+            # In earlier versions, the layers were those of the model around.
+            ids = keras.Input((None,), dtype="int32")
+            return keras.Model(ids, self._whole(ids)).load_weights(file.filename)
+        layers = dict(enumerate(self._stored_layers()))
+        by_layer: dict[int, dict[str, Any]] = {number: {} for number in layers}
+        for stored in names:
+            number, _, name = stored.partition(".")
+            if not number.isdecimal() or int(number) not in layers:
+                raise ValueError(f"{self.name}: expected the weights of {len(layers)} layers, got {stored}")
+            by_layer[int(number)][name] = store[stored]
+        for number, variables in by_layer.items():
+            layers[number].load_own_variables(variables)
 
     def _logits(self, x: Tensor) -> Any:
         x = x if self.norm is None else self.norm(x)
@@ -120,9 +207,10 @@ class LanguageModel:
                 x, new = layer(x, cache=DecoderCache(target, None), slot=slot + P, attention_mask=mask)
                 written.append(new.target)
             logits = self._logits(x)
-            # Losses that ignore padding leave its logit to chance.
-            is_padding = ops.arange(logits.shape[-1], dtype="int32") == PAD_ID
-            return ops.where(is_padding, NEG_INF, ops.cast(logits, "float32")), (visible, length, written)
+            logits = ops.cast(logits, "float32")
+            if self._has_padding:  # Losses that ignore padding leave its logit to chance.
+                logits = ops.where(ops.arange(logits.shape[-1], dtype="int32") == PAD_ID, NEG_INF, logits)
+            return logits, (visible, length, written)
 
         def keep(cache: Any, slots: Tensor) -> Any:
             *of_rows, targets = cache
@@ -139,9 +227,33 @@ class LanguageModel:
         """Embeds ids `(B, T)`, all of a row at its position `(B,)`, or at 0 to T - 1 if `position` is `None`."""
         if position is None or not isinstance(self.embedding, PositionalEmbedding):
             return self.embedding(ids, training=False)
-        layer = self.embedding
+        layer: Any = self.embedding
         embeddings = layer.rows(ids) * layer.d_model**0.5 if layer.scale else layer.rows(ids)
         return ops.cast(embeddings + ops.expand_dims(layer.encoding(position), 1), layer.compute_dtype)
+
+    @property
+    def _has_padding(self) -> bool:
+        return not isinstance(self.embedding, PositionalEmbedding) or self.embedding.mask_zero
+
+    def _check_embedding(self, tokens: Sequence[int]) -> None:
+        """Raises BadInput unless tokens have the same vectors one by one, as in a search, as in a whole sequence."""
+        if type(self.embedding) is PositionalEmbedding:
+            return
+        ids: Any = np.resize(np.asarray(tokens[:64], np.int32), max(2, len(tokens[:64])))
+        positions = np.arange(len(ids), dtype=np.int32)
+        try:
+            whole, single = (
+                ops.convert_to_numpy(ops.cast(vectors, "float32"))
+                for vectors in (self._embedded(ids[None], None)[0], self._embedded(ids[:, None], positions)[:, 0])
+            )
+            is_half = keras.backend.standardize_dtype(self.embedding.compute_dtype) in ("float16", "bfloat16")
+            is_right = np.allclose(whole, single, rtol=0, atol=(2e-2 if is_half else 1e-5) * np.abs(whole).max())
+        except Exception:  # such as positions that are too few for these ids
+            is_right = False
+        if not is_right:
+            expected = "expected a PositionalEmbedding, or vectors that do not depend on a token's position"
+            action = "A search embeds each new token without the earlier ones."
+            raise BadInput(f"embedding: {expected}, got {self.embedding.name}, whose vectors depend on it. {action}")
 
     def problem(self, prompts: Tensor, length: Tensor, max_length: Count, beams: Count, end_id: int) -> SearchProblem:
         """Returns the problem for `tt.decoding.beam_search` and `sample`. See `decoder` for the arguments."""
@@ -219,9 +331,10 @@ class LanguageModel:
         if not len(prompts) or not all(isinstance(row, list | tuple | np.ndarray) and len(row) for row in prompts):
             raise BadInput(f"prompts: expected lists of at least one id, such as BOS, got {shown(prompts)}")
         rows, size = [np.asarray(row) for row in prompts], getattr(self.embedding, "input_dim", 2**31)
+        lowest = PAD_ID + 1 if self._has_padding else 0
         for row in rows:
-            if row.dtype.kind not in "iu" or row.ndim != 1 or row.min() <= PAD_ID or row.max() >= size:
-                raise BadInput(f"prompts: expected ids from 1 to {size - 1:,}, got {shown(row.tolist())}")
+            if row.dtype.kind not in "iu" or row.ndim != 1 or row.min() < lowest or row.max() >= size:
+                raise BadInput(f"prompts: expected ids from {lowest} to {size - 1:,}, got {shown(row.tolist())}")
         longest = max(map(len, rows))
         table = getattr(self.embedding, "max_length", 0) if getattr(self.embedding, "positions", "") == "learned" else 0
         if table and longest - 1 + max_length > table:
@@ -229,6 +342,7 @@ class LanguageModel:
                 f"prompts: expected at most {table} learned positions for prompt and continuation, "
                 f"got {longest:,} + {max_length:,}. Shorten the prompts or lower max_length"
             )
+        self._check_embedding(max((row.tolist() for row in rows), key=len))
         ids = padded([row.tolist() for row in rows], rounded(longest, 2, table or None))
         return ids, np.array(list(map(len, rows)), np.int32)
 
@@ -236,12 +350,12 @@ class LanguageModel:
         self, key: Any, function: Callable[..., Hypotheses], columns: Sequence[np.ndarray], end_id: int
     ) -> list[list[Continuation]]:
         # A compiled function reads the weights that there were, and LoRA adds some.
-        key = *key, *map(id, self.weights)
-        if key not in self._functions:
-            if len(self._functions) >= MOST_FUNCTIONS:
-                self._functions.pop(next(iter(self._functions)))
-            self._functions[key] = compiled(function, self.weights, **input_signature(columns))
-        columns = [ops.convert_to_numpy(part).tolist() for part in self._functions[key](list(columns))]
+        key, functions = (*key, *map(id, self.weights)), self._functions.by_key
+        if key not in functions:
+            if len(functions) >= MOST_FUNCTIONS:
+                functions.pop(next(iter(functions)))
+            functions[key] = compiled(function, self.weights, **input_signature(columns))
+        columns = [ops.convert_to_numpy(part).tolist() for part in functions[key](list(columns))]
         return [
             [
                 Continuation([id for id in row[:length] if id != end_id], score, log_prob, finished)
