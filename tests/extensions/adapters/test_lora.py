@@ -111,3 +111,91 @@ def test_wrong_files_are_refused_and_change_nothing(tmp_path):
     for wrong in (other, keras_own()):
         with pytest.raises(tt.BadInput, match="expected a matrix of shape"):
             tt.load_adapter(wrong, file)
+
+
+def stack(*between, count=2, **options):
+    """A classifier with unnamed layers, and maybe others behind the table."""
+    layers = [tt.layers.PositionalEmbedding(97, 24, **options), *between]
+    layers += [tt.layers.EncoderLayer(num_heads=3, d_ff=24, **options) for _ in range(count)]
+    model = keras.Sequential([*layers, keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(3)])
+    model(IDS[0])
+    return model
+
+
+def tuned_stack(file, layers=("query", "value")):
+    base = stack()
+    weights = base.get_weights()
+    tt.enable_lora(base, rank=2, layers=layers)
+    random = np.random.default_rng(11)
+    for weight in base.trainable_weights:
+        weight.assign(random.normal(size=weight.shape))
+    tt.save_adapter(base, file)
+    return base, weights, keras.ops.convert_to_numpy(base(IDS[0]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        stack,
+        lambda: stack(dropout=0.0),
+        lambda: stack(keras.layers.Dropout(0.3)),
+        lambda: stack(keras.layers.Dropout(0.3), keras.layers.Activation("linear")),
+        lambda: keras.models.clone_model(stack()),
+    ],
+)
+def test_adapters_find_their_matrices_in_a_model_with_other_layers(make, tmp_path):
+    _, weights, tuned = tuned_stack(tmp_path / "a.npz", ("query", "key", "hidden", "output"))
+    model = make()
+    model.set_weights(weights)
+    tt.load_adapter(model, tmp_path / "a.npz")
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(model(IDS[0])), tuned, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_adapters_of_another_number_of_layers_are_refused(count, tmp_path):
+    tuned_stack(tmp_path / "a.npz")
+    with pytest.raises(tt.BadInput, match="in layer encoder_layer#1of2/self_attention/.*, got none$"):
+        tt.load_adapter(stack(count=count), tmp_path / "a.npz")
+
+
+def test_layers_that_are_named_are_found_by_name(tmp_path):
+    def make(*names):
+        x = keras.Input((5, 24))
+        y = x
+        for name in names:
+            y = keras.layers.Dense(24, name=name)(y)
+        return keras.Model(x, y)
+
+    model = make("lower_0", "lower_1")
+    tt.enable_lora(model, rank=2, layers=("lower_0",))
+    model.trainable_weights[1].assign(np.ones((2, 24)))
+    tt.save_adapter(model, tmp_path / "a.npz")
+    other = make("lower_1", "lower_0")
+    tt.load_adapter(other, tmp_path / "a.npz")
+    assert [layer.lora_enabled for layer in other.layers[1:]] == [False, True]
+    with pytest.raises(tt.BadInput, match="in layer lower_0, got none"):
+        tt.load_adapter(make("lower_1", "lower_2"), tmp_path / "a.npz")
+
+
+def former(file, model):
+    """Writes a file as earlier versions did: by the numbers of layers."""
+    arrays = {}
+    for i, layer in enumerate(model._flatten_layers()):
+        if getattr(layer, "lora_enabled", False):
+            name = "kernel" if hasattr(layer, "lora_kernel_a") else "embeddings"
+            arrays |= {f"{i}.{side}": np.array(getattr(layer, f"lora_{name}_{side}")) for side in "ab"}
+            arrays[f"{i}.alpha"] = np.float32(layer.lora_alpha)
+    np.savez(file, **arrays)
+
+
+def test_files_of_earlier_versions_are_loaded_or_refused(tmp_path):
+    base, weights, tuned = tuned_stack(tmp_path / "a.npz")
+    former(tmp_path / "former.npz", base)
+    model = stack()
+    model.set_weights(weights)
+    tt.load_adapter(model, tmp_path / "former.npz")
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(model(IDS[0])), tuned, atol=1e-5)
+    for other in (stack(keras.layers.Dropout(0.3)), stack(count=1), stack(count=3)):
+        with pytest.raises(tt.BadInput, match="expected the layers of a file of an earlier version"):
+            tt.load_adapter(other, tmp_path / "former.npz")
+        assert all(weight.trainable for weight in other.weights)
