@@ -1,6 +1,7 @@
 """How `fit` trains a model of token ids: checks, and the step, which is the same on any number of devices."""
 
 import contextlib
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -189,6 +190,21 @@ class KerasModel(Model):
         with self._short_errors():
             return super().__call__(inputs, *args, **kwargs)
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Configures the training as `keras.Model.compile` does.
+
+        Raises:
+            BadInput: If a loss or a metric takes probabilities. The model's outputs are logits.
+        """
+        arguments = dict(zip(("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics"), args, strict=False))
+        for name in ("loss", "metrics", "weighted_metrics"):
+            for one in keras.tree.flatten((arguments | kwargs).get(name)):
+                if takes_probabilities(one):
+                    got = one if isinstance(one, str) else getattr(one, "__name__", type(one).__name__)
+                    action = "Give tt.SmoothedCrossEntropy(0.0), or from_logits=True."
+                    raise BadInput(f"{name}: expected one of logits, got {got}, which takes probabilities. {action}")
+        super().compile(*args, **kwargs)
+
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains the model as `keras.Model.fit` does, with short errors.
 
@@ -276,6 +292,25 @@ class KerasModel(Model):
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         # Traces the call, since outputs and dtypes depend on its options.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
+
+
+def takes_probabilities(measure: Any) -> bool:
+    """Returns whether a loss or a metric of Keras, or its name, takes probabilities and not logits."""
+    if isinstance(measure, str):
+        try:
+            measure = keras.losses.get(measure)
+        except ValueError:  # Keras raises if there is no metric of this name either
+            return False
+    # Keras's own wrap a function, with its options.
+    function = getattr(measure, "fn", getattr(measure, "_fn", measure))
+    options = getattr(measure, "_fn_kwargs", {})
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    if "from_logits" in parameters:
+        return not options.get("from_logits", parameters["from_logits"].default)
+    return function in (keras.losses.kl_divergence, keras.losses.poisson)
 
 
 def check_pair(inputs: Any) -> None:
