@@ -1,6 +1,7 @@
 """The Transformer as a whole: Figure 1 and Table 3."""
 
 import dataclasses
+import functools
 
 import keras
 import numpy as np
@@ -376,3 +377,76 @@ def test_predict_takes_batches_of_any_length():
     logits = MODEL.predict(batches, verbose=0)
     for i, T in enumerate(lengths):
         close(logits[2 * i : 2 * i + 2].to_tensor(), MODEL((SOURCE, TARGET[:, :T])), atol=1e-5)
+
+
+LOSSES = keras.losses
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "sparse_categorical_crossentropy",
+        "SparseCategoricalCrossentropy",
+        LOSSES.sparse_categorical_crossentropy,
+        LOSSES.SparseCategoricalCrossentropy(),
+        LOSSES.CategoricalFocalCrossentropy(),
+        functools.partial(LOSSES.sparse_categorical_crossentropy, from_logits=False),
+        LOSSES.KLDivergence(),
+        [LOSSES.BinaryCrossentropy()],
+    ],
+)
+def test_a_loss_of_probabilities_is_refused(loss):
+    """Logits are no probabilities. The same for metrics."""
+    model = Transformer(ONE_LAYER)
+    for arguments in ({"loss": loss}, {"loss": SmoothedCrossEntropy(), "metrics": [loss]}):
+        with pytest.raises(BadInput, match="(loss|metrics): expected one of logits, got .*, which takes probabilities"):
+            model.compile("adam", **arguments)
+
+
+def test_losses_of_logits_are_accepted():
+    model, of_logits = (
+        Transformer(ONE_LAYER),
+        functools.partial(LOSSES.sparse_categorical_crossentropy, from_logits=True),
+    )
+    for loss in (SmoothedCrossEntropy(), LOSSES.SparseCategoricalCrossentropy(from_logits=True), of_logits, None):
+        model.compile("adam", loss, metrics=["accuracy", "sparse_top_k_categorical_accuracy"])
+        assert model.loss is loss
+
+
+class Windowed(Transformer):
+    """A variant with arguments of its own, one of them required."""
+
+    def __init__(self, config, window=4, *, side, **kwargs):
+        self.window, self.side = window, side
+        super().__init__(config, **kwargs)
+
+    def get_config(self):
+        return super().get_config() | {"window": self.window, "side": self.side}
+
+
+class Forgetful(Windowed):
+    """A variant whose config lacks an argument."""
+
+    def get_config(self):
+        return {name: value for name, value in super().get_config().items() if name != "window"}
+
+    def __init__(self, config, window=4, **kwargs):
+        super().__init__(config, window, side="left", **kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithMore(TransformerConfig):
+    more: int = 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_variant_keeps_its_arguments_in_another_dtype(dtype):
+    model = Windowed(WithMore(**ONE_LAYER.to_dict(), more=5), 2, side="right")
+    model.build()
+    copy = model.astype(dtype)
+    assert (copy.window, copy.side, copy.config, copy.dtype_policy.name) == (2, "right", model.config, dtype)
+    assert model.merged() is model
+    forgetful = Forgetful(ONE_LAYER, 2)
+    forgetful.build()
+    with pytest.raises(BadInput, match="^Forgetful: expected all of its arguments in get_config, found no window$"):
+        forgetful.astype(dtype)

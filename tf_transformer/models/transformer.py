@@ -3,6 +3,7 @@
 `call` is the whole figure, for training. A search calls `encode` once, then `decode_step` for each token.
 """
 
+import inspect
 from typing import Any, ClassVar, NamedTuple
 
 import keras
@@ -15,7 +16,9 @@ from tf_transformer.masks import padding_mask
 from tf_transformer.models.keras_model import KerasModel
 from tf_transformer.models.weights import adapters, copy_weights
 from tf_transformer.utils.type_names import Shape, Tensor
-from tf_transformer.utils.values import checked
+from tf_transformer.utils.values import BadInput, checked
+
+NOT_COPIED = ("name", "trainable", "dtype", "config")  # a copy has others
 
 
 class AttentionScores(NamedTuple):
@@ -252,9 +255,29 @@ class Transformer(KerasModel):
         Raises:
             BadInput: If the backend cannot multiply 8-bit integers here.
         """
-        model = type(self)(self.config, dtype=policy_of(dtype))
-        model.build()
+        model = self.like(dtype=policy_of(dtype))
         copy_weights(model, self)
+        return model
+
+    def like(self, config: TransformerConfig | None = None, dtype: Any = None) -> "Transformer":
+        """Returns a built model with random weights, made with the same arguments as this one, except for these.
+
+        A variant with more arguments has them in its `get_config`, as Keras's files need it.
+
+        Raises:
+            BadInput: If a variant cannot be made from its `get_config`.
+        """
+        kind, own = type(self), {name: value for name, value in self.get_config().items() if name not in NOT_COPIED}
+        parameters = inspect.signature(kind.__init__).parameters.values()
+        named = [one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+        if missing := [name for name in named[1:] if name not in {*own, *NOT_COPIED}]:
+            raise BadInput(f"{kind.__name__}: expected all of its arguments in get_config, found no {missing[0]}")
+        try:
+            model = kind.from_config(own | {"config": config or self.config, "dtype": dtype or self.dtype_policy})
+        except TypeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise BadInput(f"{kind.__name__}: expected all of its arguments in get_config: {reason}") from error
+        model.build()
         return model
 
     def merged(self) -> "Transformer":
@@ -266,4 +289,7 @@ class Transformer(KerasModel):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Transformer":
-        return cls(**(config | {"config": cls.config_class(**current_fields(config["config"]))}))
+        fields = config["config"]
+        if not isinstance(fields, TransformerConfig):
+            fields = cls.config_class(**current_fields(fields))
+        return cls(**(config | {"config": fields}))

@@ -244,8 +244,7 @@ def _with_rows(translator: Any, tokenizer: Tokenizer, rows: Mapping[str, Sequenc
         sizes = {"vocab_size": len(target)}
         if getattr(model.config, "source_vocab_size", None) is not None:
             sizes["source_vocab_size"] = len(source)
-        new_model = type(model)(dataclasses.replace(model.config, **sizes), dtype=model.dtype_policy)
-        new_model.build()
+        new_model = model.like(dataclasses.replace(model.config, **sizes))
         for new, old in zip(new_model.weights, model.weights, strict=True):
             value = keras.ops.convert_to_numpy(old)
             if tuple(new.shape) != value.shape:
