@@ -51,7 +51,8 @@ class Family:
 
     Attributes:
         name: Name in one word, for `Translator.from_pretrained(family=)`.
-        config: Class of its configurations. Its fields differ from every other family's.
+        config: Class of its configurations. A run stores the family's name, so that another family may have the same
+            fields.
         model: Class of its models.
         tokenizer: Class of its tokenizers.
         recognizes: Function that returns whether a directory holds one of its checkpoints.
@@ -90,29 +91,38 @@ def family_of_folder(folder: str | os.PathLike[str]) -> Family | None:
     return next((family for family in families() if family.recognizes(Path(folder))), None)
 
 
-def config_of(values: Mapping[str, Any]) -> TransformerConfig:
+def config_of(values: Mapping[str, Any], family: str | None = None) -> TransformerConfig:
     """Returns the configuration with these fields, the inverse of `to_dict`.
 
-    If several families have these fields, it is the one with the fewest others.
+    If no `family` is named and several have these fields, it is the one with the fewest others, and of those a base
+    class.
 
     Raises:
-        BadInput: If no family has these fields, or a value is out of range.
+        BadInput: If no family has these fields or this name, or a value is out of range.
     """
     values = current_fields(values)
-    # A stored configuration does not name its family. Its fields identify it.
+    if family:
+        return made_of(registry.find("families", family).config, dict(values))
+    # Files of earlier versions, and exports, do not name their family. Its fields identify it.
     fields = {family.config: {field.name for field in dataclasses.fields(family.config)} for family in families()}
     fitting = [config for config, names in fields.items() if values.keys() <= names]
     if not fitting:
         supported = set().union(*fields.values())
         wrong = ", ".join(map(str, values.keys() - supported)) or "those of several families"
         raise BadInput(f"expected the fields of a model's configuration, got also {wrong}")
-    return made_of(min(fitting, key=lambda config: len(fields[config])), dict(values))
+    # A plug-in may derive a class without more fields, and comes first in the registry.
+    return made_of(min(fitting, key=lambda config: (len(fields[config]), len(config.__mro__))), dict(values))
 
 
 def family_of_config(config: TransformerConfig) -> Family:
     """Returns the family of models with this configuration."""
     by_config = {family.config: family for family in families()}
     return next(by_config[parent] for parent in type(config).__mro__ if parent in by_config)
+
+
+def stored_family(config: TransformerConfig) -> dict[str, str]:
+    """Returns the entry of a stored configuration that names its family, none for a class of no family."""
+    return {family.config: {"family": family.name} for family in families()}.get(type(config), {})
 
 
 def build_model(config: TransformerConfig, dtype: str | None = None) -> Transformer:
@@ -143,21 +153,33 @@ def check_weights(name: str, model: Transformer, weights: Sequence[Any]) -> None
             )
 
 
-def tokenizer_of(model: bytes) -> Tokenizer:
+def tokenizer_of(model: bytes, family: str | None = None) -> Tokenizer:
     """Returns the tokenizer with this serialized model, its attribute `model`. It raises BadInput for other bytes."""
-    return _kind_of(model)(model)
+    return _kind_of(model, family)(model)
 
 
-def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+def load_tokenizer(path: str | os.PathLike[str], family: str | None = None) -> Tokenizer:
     """Loads a tokenizer from a file, such as a run's tokenizer.model.
+
+    Args:
+        path: The file.
+        family: Name of its family, if it is known. Its tokenizer is preferred to another that accepts the file.
 
     Raises:
         FileNotFoundError: If the file does not exist.
         BadInput: If it holds something else.
     """
     path = user_path(path)
-    return _kind_of(read_bytes(path) if path.is_file() else b"").load(path)
+    return _kind_of(read_bytes(path) if path.is_file() else b"", family).load(path)
 
 
-def _kind_of(model: bytes) -> type[Tokenizer]:
-    return next(family.tokenizer for family in families() if family.tokenizer.recognizes(model))
+def _kind_of(model: bytes, name: str | None = None) -> type[Tokenizer]:
+    kinds = [family.tokenizer for family in families()]
+    if name:
+        kinds.insert(0, registry.find("families", name).tokenizer)
+
+    # A class that accepts any file, even an empty one, is asked last. Of several, it is that of the named family, or
+    # the paper's: a plug-in may have another one.
+    specific = [kind for kind in kinds if not kind.recognizes(b"")]
+    general = kinds[0] if name and kinds[0] not in specific else Tokenizer
+    return next(kind for kind in [*specific, general] if kind.recognizes(model))

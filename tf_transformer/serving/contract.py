@@ -17,6 +17,7 @@ from tf_transformer.decoding.primitives import require_tensorflow
 from tf_transformer.decoding.search_options import LANGUAGES, LONGEST, SEARCH_OPTIONS, Beams, Length, of_request
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.masks import PAD_ID
+from tf_transformer.models.families import stored_family
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.models.weights import check_finite
 from tf_transformer.tokenizers.strings import BYTES_OF_A_TOKEN, truncate_in_graph
@@ -73,6 +74,7 @@ class Root(tf.Module):
         check_finite(model.weights)  # a model that diverged would answer every request with nonsense
         config = getattr(model, "config", None)
         self.config: dict[str, Any] | None = config and config.to_dict()
+        self.family = stored_family(config) if config else {}
         # Raw variables, while Keras objects only live in closures. As attributes their weights would be stored twice,
         # and TensorFlow Serving would not restore the copies that the functions read.
         self.weights = [variable.value for variable in model.weights]

@@ -74,7 +74,7 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
         extra = folder / "assets.extra"
         extra.mkdir()
         # Copied, since TensorFlow wraps the dicts of a `tf.Module`, which Python 3.13 does not take for dicts in JSON.
-        description = {**export.metadata} | ({"config": {**export.config}} if export.config else {})
+        description = {**export.metadata} | ({"config": {**export.config}, **export.family} if export.config else {})
         (extra / "tf_transformer.json").write_text(json.dumps(description, indent=2) + "\n")
         (extra / "tokenizer.model").write_bytes(export.tokenizer_model)
         with tf.io.TFRecordWriter(str(extra / "tf_serving_warmup_requests")) as file:
@@ -128,8 +128,8 @@ def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
         check_kinds(stored, dict.fromkeys(LIMITS, int))
         names = [name for name, option in SEARCH_OPTIONS.items() if option.translator and name in stored]
         options = {name: SEARCH_OPTIONS[name].cast(stored[name]) for name in names}
-        check_kinds(stored, {"config": dict, "dtype": str})
-        config = config_of(stored["config"])
+        check_kinds(stored, {"config": dict, "family": str, "dtype": str})
+        config = config_of(stored["config"], stored.get("family"))
         keras.dtype_policies.get(policy_of(stored["dtype"]))  # raises for an unknown name
     # An ensemble stores the weights of its models one after the other.
     while weights or not models:
@@ -143,7 +143,7 @@ def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
         weights = weights[size:]
     # Saved again, the model keeps these, but not its scores, which may have been measured in another dtype.
     metadata = {name: stored[name] for name in (*LIMITS, *ORIGIN, "step") if name in stored}
-    return Rebuilt(together(models), tokenizer_of(tokenizer), options, metadata)
+    return Rebuilt(together(models), tokenizer_of(tokenizer, stored.get("family")), options, metadata)
 
 
 def warmup_records(export: Root) -> list[bytes]:

@@ -183,6 +183,9 @@ class Checkpoints(keras.callbacks.Callback):
         """Writes config.json and the tokenizer, as `Trainer` does, if `load` can rebuild the model."""
         if not self.run.writes or not isinstance(getattr(self.model, "config", None), TransformerConfig):
             return
+        from tf_transformer.models.families import load_tokenizer, stored_family  # needs TensorFlow
+
+        family = stored_family(self.model.config)
         V, tokenizer, file = self.model.config.vocab_size, self.tokenizer, self.run.path / "tokenizer.model"
         if tokenizer and tokenizer.vocab_size != V:
             raise BadInput(f"tokenizer: expected one of the model's vocab_size={V}, got {tokenizer.vocab_size}")
@@ -192,14 +195,12 @@ class Checkpoints(keras.callbacks.Callback):
             self.run.exists(self.run.settings() | {"model": model})
         # A run may have started without a tokenizer, or been killed before it stored one.
         if tokenizer and exists and file.exists():
-            from tf_transformer.models.families import load_tokenizer  # needs TensorFlow
-
-            if load_tokenizer(file).fingerprint != tokenizer.fingerprint:
+            if load_tokenizer(file, family.get("family")).fingerprint != tokenizer.fingerprint:
                 raise BadInput(f"tokenizer: expected that of the run, {file}, got another. Pass another directory.")
         elif tokenizer:
             tokenizer.save(file)
         if not exists:
-            self.run.begin({"kind": "translation", "model": model, "recipe": {}, "corpus": {}})
+            self.run.begin({"kind": "translation", "model": model, **family, "recipe": {}, "corpus": {}})
 
     def on_train_end(self, logs: object = None) -> None:
         self._end_fit()

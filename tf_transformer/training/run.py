@@ -104,10 +104,11 @@ class Run:
                 raise BadInput(f"{self.path}: expected a run or an empty directory, got files without config.json")
             return False
         before = self.settings()
-        # A run stores its start, so it is resumed without. Runs of earlier versions have no checksum of the dev set.
+        # A run stores its start, so it is resumed without. Runs of earlier versions have no checksum of the dev set and
+        # no name of a family.
         omitted = () if "start" in settings else ("start", "frozen")
         before = {name: value for name, value in before.items() if name not in omitted}
-        settings = {name: value for name, value in settings.items() if name in before or name != "dev"}
+        settings = {name: value for name, value in settings.items() if name in before or name not in ("dev", "family")}
         self._check_same(_fixed(before), _fixed(json.loads(json.dumps(settings))))
         return True
 
@@ -139,7 +140,7 @@ class Run:
         if settings["version"] != VERSION:
             raise BadInput(f"{file}: expected version {VERSION}, got {settings['version']}")
         with reading(file, "a run's configuration"):
-            settings = check_kinds(settings, SETTINGS | {"start": dict, "frozen": list, "keras": dict})
+            settings = check_kinds(settings, SETTINGS | {"family": str, "start": dict, "frozen": list, "keras": dict})
             made_of(Recipe, settings["recipe"])
             settings["recipe"] = with_new_names(settings["recipe"], Recipe.RENAMED)
         return dict(_with_new_options(settings))

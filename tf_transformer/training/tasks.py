@@ -87,14 +87,14 @@ def from_runs(folders: list[str | Path], average_last: Count | None = None, step
             raise BadInput(f"{run.path}: expected checkpoints, found none in {run.path / 'checkpoints'}")
         expected = "checkpoints of the model in config.json"
         with reading(run.path, expected):
-            config = config_of(settings["model"])
+            config = config_of(settings["model"], settings.get("family"))
             for file in weights:
                 check_h5(file)
                 config.check_stored(file.stat().st_size)
         models.append(build_model(config, "float32"))
         with reading(run.path, expected):
             average_weights(models[-1], weights)
-        tokenizers.append(load_tokenizer(run.path / "tokenizer.model"))
+        tokenizers.append(load_tokenizer(run.path / "tokenizer.model", settings.get("family")))
     if not all(map(tokenizers[0].shares_vocabulary, tokenizers)):
         raise BadInput(f"expected runs with one tokenizer, got {' '.join(str(run.path) for run in runs)} with several")
     start = settings.get("start")

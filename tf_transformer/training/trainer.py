@@ -18,7 +18,13 @@ from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.evaluation.bleu import Metric, Score
 from tf_transformer.inference.translator import Translator, trained
-from tf_transformer.models.families import build_model, check_weights, family_of_config, load_tokenizer
+from tf_transformer.models.families import (
+    build_model,
+    check_weights,
+    family_of_config,
+    load_tokenizer,
+    stored_family,
+)
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.models.weights import freeze, frozen_weights
 from tf_transformer.tokenizers.tokenizer import Tokenizer
@@ -173,6 +179,7 @@ class Trainer:
         settings: dict[str, Any] = {
             "kind": self.corpus.kind,
             "model": self.config.to_dict(),
+            **stored_family(self.config),
             "recipe": self.recipe.to_dict(),
             "corpus": self.corpus.describe(),
             "dev": MemorySource(*self.corpus.dev).describe()["sha256"],
@@ -353,7 +360,7 @@ class Trainer:
             # The chief writes it first.
             distribution.wait_for_all(self._strategy)
         file = self.run.path / "tokenizer.model"
-        tokenizer = load_tokenizer(file)
+        tokenizer = load_tokenizer(file, stored_family(self.config).get("family"))
         if custom and custom.fingerprint != tokenizer.fingerprint:
             name = "start: expected the tokenizer and languages" if self.start else "tokenizer: expected that"
             raise BadInput(f"{name} of the run, {file}, got another. Pass another directory.")

@@ -11,7 +11,15 @@ from conftest import array
 
 import tf_transformer as tt
 from tf_transformer.extensions.interop.families.marian.model import MarianConfig, MarianTransformer
-from tf_transformer.models.families import build_model, config_of, families, family_of_folder, tokenizer_of
+from tf_transformer.models.families import (
+    _kind_of,
+    build_model,
+    config_of,
+    families,
+    family_of_folder,
+    tokenizer_of,
+)
+from tf_transformer.registry import find
 
 SMALL = {"num_layers": 1, "d_model": 12, "d_ff": 17, "num_heads": 3, "vocab_size": 41}
 
@@ -75,3 +83,45 @@ def test_a_file_of_keras_holds_the_model(kind, tmp_path):
     ids = np.array([[5, 6, 249, 2], [7, 2, 0, 0]]), np.array([[1, 5, 250], [1, 8, 9]])
     np.testing.assert_array_equal(array(again(ids)), array(model(ids)))
     assert again.config == model.config and type(again) is type(model)
+
+
+class Plain(tt.Tokenizer):
+    """A tokenizer of a plug-in that accepts any file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Same(tt.TransformerConfig):
+    """A configuration of a plug-in without more fields."""
+
+
+@pytest.fixture
+def plugin(monkeypatch):
+    mine = dataclasses.replace(find("families", "transformer"), name="mine", config=Same, tokenizer=Plain)
+    before, find_one = families(), find
+    monkeypatch.setattr("tf_transformer.models.families.families", lambda: [mine, *before])
+    one = lambda kind, name: mine if name == "mine" else find_one(kind, name)  # noqa: E731
+    monkeypatch.setattr("tf_transformer.registry.find", one)
+
+
+def test_a_plugin_takes_nothing_from_other_families(plugin, translator, tmp_path):
+    """Whatever is stored without a family's name is read as without the plug-in."""
+    assert type(config_of(SMALL)) is tt.TransformerConfig and type(config_of(SMALL, "mine")) is Same
+    assert type(tokenizer_of(translator.tokenizer.model)) is tt.Tokenizer
+    assert type(tokenizer_of(translator.tokenizer.model, "mine")) is Plain
+    archive = b"PK\3\4" + bytes(26)
+    names = {"m2m100": archive + b"languages.json", "marian": archive + b"vocab"}
+    for name, model in names.items():
+        for family in (None, "mine", name):
+            kind = _kind_of(model, family)
+            assert kind is find("families", name).tokenizer, (name, family)
+
+
+def test_a_run_stores_its_family(plugin, translator, corpus, tmp_path):
+    for name, config in (("transformer", tt.TransformerConfig(**SMALL)), ("mine", Same(**SMALL))):
+        trainer = tt.Trainer(tmp_path / name, config, corpus)
+        assert trainer.settings["family"] == name
+        trainer.run.begin(trainer.settings)
+        assert trainer.run.exists(trainer.settings) and trainer.run.settings()["family"] == name
+        former = {key: value for key, value in trainer.settings.items() if key != "family"}
+        trainer.run.begin(former)  # of an earlier version
+        assert trainer.run.exists(trainer.settings)
