@@ -223,3 +223,80 @@ def test_vectors_get_the_positions_of_ids():
     assert not layer.weights
     with pytest.raises(ValueError, match="max_length=3"):
         tt.layers.PositionalEncoding("learned", max_length=3)(x)
+
+
+TABLE = normal(13, 6)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize(
+    "options",
+    [{"weights": [TABLE]}, {"weights": TABLE}, {"embeddings_initializer": keras.initializers.Constant(TABLE)}],
+    ids=["list", "array", "initializer"],
+)
+def test_embeddings_may_begin_with_trained_ones(options, positions):
+    layer = PositionalEmbedding(13, 6, positions, max_length=5, **options)
+    layer(np.array([[1, 2]]))
+    close(layer.embeddings, TABLE, atol=0)
+    again = PositionalEmbedding.from_config(layer.get_config())
+    again(np.array([[1, 2]]))
+    assert np.allclose(array(again.embeddings), TABLE) == ("embeddings_initializer" in options)
+
+
+def test_arguments_of_keras_work_or_raise():
+    layer = PositionalEmbedding(13, 6, embeddings_regularizer="l2", lora_rank=2)
+    layer(np.array([[1, 2]]))
+    assert len(layer.losses) == 1 and layer.lora_enabled
+    layer = PositionalEmbedding(13, 6, embeddings_constraint="non_neg")
+    layer(np.array([[1, 2]]))
+    assert layer.embeddings.constraint is not None
+    PositionalEmbedding(13, 6, tie_weights=True, logit_soft_cap=None, reverse_dtype=None)  # as always
+    for name, value in (
+        ("tie_weights", False),
+        ("logit_soft_cap", 1.0),
+        ("reverse_dtype", "float32"),
+        ("input_length", 7),
+        ("input_dim", 13),
+        ("output_dim", 6),
+        ("weights", TABLE[:5]),
+        ("weights", [TABLE, TABLE]),
+        ("padding_id", 3),
+    ):
+        with pytest.raises(ValueError, match=name) as error:
+            PositionalEmbedding(13, 6, **{name: value})
+        assert name == "padding_id" or isinstance(error.value, tt.BadInput)
+
+
+def test_every_id_may_be_a_token():
+    """Without padding, no position is masked, in a model and in its file."""
+    ids = np.array([[0, 5, 0, 7], [3, 0, 0, 0]])
+    layer = PositionalEmbedding(13, 6, mask_zero=False, dropout=0.0)
+    x = keras.Input((None,), dtype="int32")
+    y = tt.layers.EncoderLayer(num_heads=2, d_ff=7, dropout=0.0)(layer(x))
+    model = keras.Model(x, keras.layers.GlobalAveragePooling1D()(y))
+    plain = keras.Model(x, y)
+    close(model(ids), array(plain(ids)).mean(axis=1))
+    assert layer.compute_mask(ids) is None
+    assert PositionalEmbedding.from_config(layer.get_config()).compute_mask(ids) is None
+    assert PositionalEmbedding(13, 6).compute_mask(ids) is not None
+
+
+def test_float64_is_float64():
+    """Sums, positions and logits: with any of them in float32 the difference would be 1e-8 and more."""
+    for kind in ("sinusoidal", "halves", "fairseq", "learned"):
+        layer = PositionalEmbedding(13, 6, kind, max_length=40, dropout=0.0, dtype="float64")
+        got = array(layer(np.arange(40)[None] % 13))[0]
+        table, i = np.asarray(layer.embeddings), np.arange(40)[:, None]
+        if kind == "learned":
+            positions = np.asarray(layer.position_embeddings)
+        else:
+            rates = 10_000.0 ** -(np.arange(3) / (2 if kind == "fairseq" else 3))
+            pairs = np.sin(i * rates), np.cos(i * rates)
+            joined = np.concatenate(pairs, axis=1)
+            positions = np.stack(pairs, axis=2).reshape(40, 6) if kind == "sinusoidal" else joined
+        np.testing.assert_allclose(got, table[np.arange(40) % 13] * 6**0.5 + positions, atol=1e-13)
+        x = np.random.default_rng(0).normal(size=(1, 3, 6))
+        np.testing.assert_allclose(array(layer(x, reverse=True)), x @ table.T, atol=1e-13)
+    x = np.random.default_rng(0).normal(size=(1, 9, 6))
+    encoded = tt.layers.PositionalEncoding(dtype="float64")(x)
+    np.testing.assert_allclose(array(encoded)[..., 0], x[..., 0] + np.sin(np.arange(9)), atol=1e-13)

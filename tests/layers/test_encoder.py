@@ -1,10 +1,12 @@
 """The encoder's layer (section 3.1)."""
 
+import keras
 import numpy as np
 import oracle
 import pytest
 from conftest import close, draw_weights, normal, weights_of
 
+import tf_transformer as tt
 from tf_transformer.config import BadInput
 from tf_transformer.layers import DecoderLayer, EncoderLayer
 
@@ -51,3 +53,22 @@ def test_a_decoder_layer_without_memory_is_a_causal_encoder_layer():
     close(scores, expected[1])
     with pytest.raises(BadInput, match="^decoder_layer.*: expected memory none"):
         layer(x, normal(B, 3, d))
+
+
+def test_the_order_of_other_packages_is_refused():
+    """KerasHub's layers take the width before the heads."""
+    for kind in (tt.layers.EncoderLayer, tt.layers.DecoderLayer):
+        with pytest.raises(
+            tt.BadInput, match="expected num_heads=64 of at most d_ff=4. The order is num_heads, d_ff.$"
+        ):
+            kind(64, 4)
+
+
+def test_the_gradient_in_float64_is_that_of_differences():
+    """With a softmax in float32, it would be off by a tenth."""
+    layer = tt.layers.EncoderLayer(num_heads=2, d_ff=7, dropout=0.0, activation="gelu", dtype="float64")
+    x, direction = np.random.default_rng(0).normal(size=(2, 1, 5, 6))
+    layer(x)
+    value = lambda t: float(np.sum(np.asarray(keras.ops.convert_to_numpy(layer(x + t * direction))) ** 3))  # noqa: E731
+    fine, coarse = ((value(h) - value(-h)) / (2 * h) for h in (1e-6, 1e-4))
+    assert fine == pytest.approx(coarse, rel=1e-6) and abs(fine) > 0.1

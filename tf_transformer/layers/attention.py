@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from tf_transformer.layers.layer import Layer, as_rows, dense, resolved_policy
+from tf_transformer.layers.layer import Layer, as_rows, at_least_float32, dense, resolved_policy
 from tf_transformer.layers.sublayers import Dropout
 from tf_transformer.masks import as_key_mask, intersect
 from tf_transformer.utils.type_names import Shape, Tensor
-from tf_transformer.utils.values import Count, Rate, checked
+from tf_transformer.utils.values import BadInput, Count, Rate, checked
 
 
 class KeyValue(NamedTuple):
@@ -47,15 +47,15 @@ def attention(
         dropout: Function to apply to the attention weights in training.
 
     Returns:
-        The output [B, h, T, d_v] in value's dtype and the weights ("scores") [B, h, T, S] in float32.
+        The output [B, h, T, d_v] in value's dtype and the weights ("scores") [B, h, T, S], at least float32.
     """
     # "We suspect that for large values of d_k, the dot products grow large in magnitude, pushing the softmax function
     # into regions where it has extremely small gradients": hence 1 / sqrt(d_k). Scaling the queries instead of the
     # product keeps the product within float16's range for longer.
     d_k = query.shape[-1]
     logits = ops.matmul(query * d_k**-0.5, ops.swapaxes(key, -1, -2))  # [B, h, T, S]
-    # The softmax is float32 under every policy: bfloat16's 8 bits are too few for a sum of many small weights.
-    logits = ops.cast(logits, "float32")
+    # The softmax is at least float32: bfloat16's 8 bits are too few for a sum of many small weights.
+    logits = ops.cast(logits, at_least_float32(logits.dtype))
     if mask is not None:
         mask = ops.expand_dims(mask, 1)  # [B, 1, T, S], the same for every head
         # With a finite minimum, a query with nothing to attend gets no NaN. The factor below makes it exactly zero.
@@ -132,7 +132,7 @@ class MultiHeadAttention(Layer):
         value_shape = value_shape or query_shape
         d_model = query_shape[-1]
         if d_model % self.num_heads and None in (self.d_k, self.d_v):
-            raise ValueError(
+            raise BadInput(
                 f"{self.name}: expected d_k and d_v, or a d_model that is a multiple of num_heads; "
                 f"got d_model={d_model}, num_heads={self.num_heads}, d_k={self.d_k}, d_v={self.d_v}"
             )

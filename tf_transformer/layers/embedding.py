@@ -8,17 +8,24 @@ import keras
 import numpy as np
 from keras import ops
 
-from tf_transformer.layers.layer import Layer, by_row, rank_of, resolved_policy
+from tf_transformer.layers.layer import Layer, at_least_float32, by_row, rank_of, resolved_policy
 from tf_transformer.layers.sublayers import Dropout
 from tf_transformer.masks import padding_mask
 from tf_transformer.utils.type_names import Shape, Tensor
-from tf_transformer.utils.values import BadInput, Count, Natural, Rate, checked
+from tf_transformer.utils.values import BadInput, Count, Natural, Rate, checked, shown
 
 Sinusoids = Literal["sinusoidal", "halves", "fairseq"]
+# Arguments of Keras's `ReversibleEmbedding` that `PositionalEmbedding` does not have, with what is the case.
+FIXED = {"tie_weights": True, "reverse_dtype": None, "logit_soft_cap": None, "input_length": None}
 
 
 @checked
-def sinusoids(positions: Tensor, d_model: Count, kind: Sinusoids = "sinusoidal") -> Any:
+def sinusoids(
+    positions: Tensor,
+    d_model: Count,
+    kind: Sinusoids = "sinusoidal",
+    dtype: Literal["float32", "float64"] = "float32",
+) -> Any:
     """Computes sinusoidal position encodings (section 3.5).
 
     PE(pos, 2i) = sin(pos / 10000^(2i / d_model)) and PE(pos, 2i + 1) = cos(the same), interleaved.
@@ -28,9 +35,10 @@ def sinusoids(positions: Tensor, d_model: Count, kind: Sinusoids = "sinusoidal")
         d_model: Width of an encoding.
         kind: "sinusoidal" is the paper's. "halves" has all sines before all cosines. "fairseq" is the same, with a
             longest wave of exactly 2 pi * 10000.
+        dtype: Dtype of the result.
 
     Returns:
-        float32 [T, d_model], accurate to about 1e-6 for positions below 4,096.
+        Encodings [T, d_model]. In float32 they are accurate to about 1e-6 for positions below 4,096.
     """
     frequencies = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)  # float64
     if kind == "fairseq":
@@ -41,9 +49,9 @@ def sinusoids(positions: Tensor, d_model: Count, kind: Sinusoids = "sinusoidal")
     turns = frequencies / (2 * math.pi)  # full circles per position
     mantissa, exponent = np.frexp(turns)
     coarse = np.ldexp(np.round(mantissa * 2**12), exponent - 12)
-    positions = ops.expand_dims(ops.cast(positions, "float32"), -1)  # [T, 1]
-    circles = positions * coarse.astype("float32")
-    angles = 2 * math.pi * ((circles - ops.floor(circles)) + positions * (turns - coarse).astype("float32"))
+    positions = ops.expand_dims(ops.cast(positions, dtype), -1)  # [T, 1]
+    circles = positions * coarse.astype(dtype)
+    angles = 2 * math.pi * ((circles - ops.floor(circles)) + positions * (turns - coarse).astype(dtype))
     pairs = ops.stack([ops.sin(angles), ops.cos(angles)], axis=-1)  # [T, ceil(d_model / 2), 2]
     pairs = ops.reshape(pairs, (-1, 2 * len(frequencies)))[:, :d_model]  # [T, d_model], interleaved
     return pairs if kind == "sinusoidal" else ops.concatenate([pairs[:, 0::2], pairs[:, 1::2]], axis=-1)
@@ -57,6 +65,11 @@ class Positions(Layer):
 
     first_position = 0
 
+    @property
+    def sum_dtype(self) -> Any:
+        """Dtype of the sum of a vector and its position, which is then rounded once to the compute dtype."""
+        return at_least_float32(self.compute_dtype)
+
     def add_table(self, initializer: Any) -> None:
         # Sinusoids have no weights: the two "produced nearly identical results" (row E of Table 3), and sinusoids "may
         # allow the model to extrapolate to sequence lengths longer than the ones encountered during training".
@@ -65,23 +78,23 @@ class Positions(Layer):
             self.position_embeddings = self.add_weight(shape, initializer, name="position_embeddings")
 
     def encoding(self, position: Tensor) -> Any:
-        """Returns the encoding of `position` [T]: float32 [T, d]."""
+        """Returns the encoding of `position` [T]: [T, d] in `sum_dtype`."""
         if self.positions == "learned":
-            return ops.cast(ops.take(self.position_embeddings, position, axis=0), "float32")
+            return ops.cast(ops.take(self.position_embeddings, position, axis=0), self.sum_dtype)
         position = position + self.first_position if self.first_position else position
-        return sinusoids(position, self.d_model, self.positions)
+        return sinusoids(position, self.d_model, self.positions, self.sum_dtype)
 
     def encoding_of(self, x: Tensor) -> Any:
-        """Returns the encoding of positions 0 to T - 1 of a sequence x [B, T, ...]: float32 [T, d]."""
+        """Returns the encoding of positions 0 to T - 1 of a sequence x [B, T, ...]: [T, d] in `sum_dtype`."""
         if self.positions != "learned":
             return self.encoding(ops.arange(ops.shape(x)[1], dtype="int32"))
         if (x.shape[1] or 0) > self.max_length:
-            raise ValueError(
+            raise BadInput(
                 f"{self.name}: expected at most max_length={self.max_length} learned positions, "
                 f"got a sequence of shape {tuple(x.shape)}"
             )
         # A slice, since a GPU's gather returns zeros for positions beyond the table. Too few rows raise.
-        return ops.cast(self.position_embeddings[: ops.shape(x)[1]], "float32")
+        return ops.cast(self.position_embeddings[: ops.shape(x)[1]], self.sum_dtype)
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -126,7 +139,7 @@ class PositionalEncoding(Positions):
         self._drop: Any = Dropout(self.dropout, dtype=self.dtype_policy)
 
     def call(self, x: Tensor, training: bool | None = None) -> Any:
-        summed = ops.cast(x, "float32") + self.encoding_of(x)
+        summed = ops.cast(x, self.sum_dtype) + self.encoding_of(x)
         return self._drop(ops.cast(summed, self.compute_dtype), training=training)
 
     def compute_output_spec(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -138,9 +151,9 @@ class PositionalEncoding(Positions):
 class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
     """Token embeddings plus positions: Dropout(sqrt(d_model) * embedding + position).
 
-    Id 0 is padding, and the layer's mask hides it. Embeddings start with standard deviation d_model^-0.5, so that each
-    component has variance 1 after the factor. As in Keras's `ReversibleEmbedding`, `enable_lora` and `quantize` work
-    for embeddings and logits.
+    Id 0 is padding, and the layer's mask hides it, unless `mask_zero` is false. Embeddings start with standard
+    deviation d_model^-0.5, so that each component has variance 1 after the factor. As in Keras's
+    `ReversibleEmbedding`, `enable_lora` and `quantize` work for embeddings and logits.
 
     Args:
         vocab_size: Vocabulary size V.
@@ -151,6 +164,14 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
         scale: Whether to multiply embeddings by sqrt(d_model), as in the paper.
         first_position: Index of a sequence's first position. Learned positions begin at 0.
         use_bias: Whether the logits have a bias. The paper's have none.
+        mask_zero: Whether id 0 is padding. If not, all ids are tokens, such as bytes. Losses then need
+            `ignore_class=None`.
+        kwargs: Arguments of `keras.layers.Embedding`, such as `embeddings_initializer`, or `weights` to begin with, of
+            shape `(V, d)`.
+
+    Raises:
+        BadInput: If `weights` have another shape, or `kwargs` have an argument of Keras's `ReversibleEmbedding` that
+            follows from these.
 
     Call arguments:
         ids: Token ids of shape `(B, T)`.
@@ -159,7 +180,7 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
         reverse: Whether to return the `logits` of vectors `(B, T, d)` given as the first argument.
 
     Returns:
-        Tensor of shape `(B, T, d)`, or float32 logits `(B, T, V)`.
+        Tensor of shape `(B, T, d)`, or logits `(B, T, V)`, which are at least float32.
 
     Examples:
         >>> layer = tt.layers.PositionalEmbedding(vocab_size=500, d_model=32)
@@ -181,11 +202,20 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
         scale: bool = True,
         first_position: Natural = 0,
         use_bias: bool = False,
+        mask_zero: bool = True,
         **kwargs: Any,
     ) -> None:
-        initializer = keras.initializers.RandomNormal(stddev=d_model**-0.5)
-        table = {"input_dim": vocab_size, "output_dim": d_model, "embeddings_initializer": initializer}
-        super().__init__(**table, **kwargs)
+        for name, value in FIXED.items():
+            if name in kwargs and (got := kwargs.pop(name)) != value:
+                raise BadInput(f"{name}: expected {value}, as always in a PositionalEmbedding, got {shown(got)}")
+        if named := [name for name in ("input_dim", "output_dim") if name in kwargs]:
+            raise BadInput(f"{named[0]}: expected vocab_size and d_model in a PositionalEmbedding, got {named[0]}")
+        weights, initializer = kwargs.pop("weights", None), keras.initializers.RandomNormal(stddev=d_model**-0.5)
+        # Positions start as usual, whatever embeddings start with.
+        self._positions_initializer = initializer
+        self._has_initializer = kwargs.get("embeddings_initializer") is not None
+        kwargs["embeddings_initializer"] = kwargs.get("embeddings_initializer") or initializer
+        super().__init__(input_dim=vocab_size, output_dim=d_model, **kwargs)
         self.vocab_size = vocab_size
         self.d_model = d_model
         self.positions = positions
@@ -194,6 +224,13 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
         self.scale = scale
         self.first_position = first_position
         self.use_bias = use_bias
+        self.mask_zero = mask_zero
+        if weights is not None:
+            (table,) = weights if isinstance(weights, list | tuple) and len(weights) == 1 else (weights,)
+            if (got := tuple(np.shape(table))) != (vocab_size, d_model):
+                raise BadInput(f"weights: expected embeddings of shape ({vocab_size}, {d_model}), got shape {got}")
+            self.build((None, None))
+            self.embeddings.assign(table)
 
     def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
         # Without Keras's autocast, which would cast the whole table for a few rows.
@@ -202,7 +239,7 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
     def build(self, ids_shape: Shape) -> None:
         self._dtype_policy = resolved_policy(self)
         self.build_table(ids_shape)
-        self.add_table(self.embeddings_initializer)
+        self.add_table(self._positions_initializer)
         self.logits_bias: Any = (
             self.add_weight((self.vocab_size,), "zeros", name="logits_bias") if self.use_bias else None
         )
@@ -230,17 +267,16 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
         ids = ops.cast(ids, "int32")
         # "In the embedding layers, we multiply those weights by sqrt(d_model)."
         embeddings = self.rows(ids) * self.d_model**0.5 if self.scale else self.rows(ids)  # [B, T, d]
-        # The sum is float32 under every policy, and is rounded once.
         encoding = self.encoding_of(ids) if position is None else self.encoding(position)
         return self._drop(ops.cast(embeddings + encoding, self.compute_dtype), training=training)
 
     def rows(self, ids: Tensor) -> Any:
-        """Returns the table's rows for ids [B, T]: float32 [B, T, d]."""
+        """Returns the table's rows for ids [B, T]: [B, T, d] in `sum_dtype`."""
         if isinstance(ids, keras.KerasTensor):
             # A functional model would keep the table's present values as a constant.
             raise BadInput(f"{self.name}: expected ids with values, got a symbolic tensor. Call the layer itself")
         rows = super().quantized_call(ids) if self.quantization_mode else ops.take(self.embeddings, ids, axis=0)
-        return ops.cast(rows, "float32")
+        return ops.cast(rows, self.sum_dtype)
 
     def softmax_weights(self) -> Any:
         """Returns the table as the pre-softmax linear transformation (section 3.4): [d, V] in the compute dtype.
@@ -250,7 +286,7 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
         return ops.transpose(ops.cast(self.embeddings, self.compute_dtype))
 
     def logits(self, x: Tensor, softmax_weights: Tensor = None) -> Any:
-        """Applies the pre-softmax linear transformation: [B, T, d] -> float32 [B, T, V].
+        """Applies the pre-softmax linear transformation: [B, T, d] -> [B, T, V] in `sum_dtype`.
 
         Args:
             x: Tensor of shape [B, T, d].
@@ -259,9 +295,9 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
         if isinstance(x, keras.KerasTensor) and softmax_weights is None:
             # In a functional model this must be a call of the layer, so that the table stays shared.
             return self(x, reverse=True)
-        # The softmax after it is float32 under every policy, in the loss and in a search.
+        # The softmax after it is at least float32, in the loss and in a search.
         product = self.product if softmax_weights is None else functools.partial(ops.matmul, x2=softmax_weights)
-        logits = ops.cast(by_row(product, x), "float32")
+        logits = ops.cast(by_row(product, x), self.sum_dtype)
         return logits + self.logits_bias if self.use_bias else logits
 
     def product(self, x: Tensor) -> Any:
@@ -281,7 +317,9 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
         return {mode: names + ours for mode, names in super().variable_serialization_spec.items()}
 
     def compute_mask(self, ids: Tensor, mask: Tensor = None) -> Any:
-        return mask if rank_of(ids) == 3 else padding_mask(ids)
+        if rank_of(ids) == 3:
+            return mask
+        return padding_mask(ids) if self.mask_zero else None
 
     def compute_output_shape(self, ids_shape: Shape, position_shape: Shape = None, reverse: bool = False) -> Any:
         return (*ids_shape[:-1], self.vocab_size) if reverse else (*ids_shape, self.d_model)
@@ -289,10 +327,9 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
     def compute_output_spec(self, ids: Tensor, *args: Any, reverse: bool = False, **kwargs: Any) -> Any:
         # Tracing would fail on PyTorch, where unknown lengths become 83, which may exceed the learned positions.
         shape = self.compute_output_shape(ids.shape, reverse=reverse)
-        return keras.KerasTensor(shape, "float32" if reverse else self.compute_dtype)
+        return keras.KerasTensor(shape, self.sum_dtype if reverse else self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
         # Keras's own arguments follow from ours.
-        fixed = {"input_dim", "output_dim", "embeddings_initializer", "mask_zero"}
-        fixed |= {"tie_weights", "reverse_dtype", "logit_soft_cap"}
-        return {name: value for name, value in super().get_config().items() if name not in fixed}
+        omitted = {"input_dim", "output_dim", *FIXED} | (set() if self._has_initializer else {"embeddings_initializer"})
+        return {name: value for name, value in super().get_config().items() if name not in omitted}

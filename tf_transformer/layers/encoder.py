@@ -10,7 +10,7 @@ from tf_transformer.layers.layer import Layer
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
 from tf_transformer.masks import as_key_mask, causal_mask, intersect
 from tf_transformer.utils.type_names import Shape, Tensor
-from tf_transformer.utils.values import Count, Positive, Rate, checked
+from tf_transformer.utils.values import BadInput, Count, Positive, Rate, checked
 
 
 class TransformerLayer(Layer):
@@ -32,6 +32,10 @@ class TransformerLayer(Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if num_heads > d_ff:  # KerasHub's order
+            raise BadInput(
+                f"{self.name}: expected num_heads={num_heads} of at most d_ff={d_ff}. The order is num_heads, d_ff."
+            )
         self.num_heads = num_heads
         self.d_ff = d_ff
         self.d_k = d_k

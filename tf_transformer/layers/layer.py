@@ -120,6 +120,11 @@ def rank_of(value: Any) -> int | None:
     return shape.rank if hasattr(shape, "rank") else len(shape)
 
 
+def at_least_float32(dtype: Any) -> str:
+    """Returns the dtype of a sum or a softmax under a dtype: float32 for 16 bits, else the dtype itself."""
+    return str(keras.backend.result_type(dtype, "float32"))
+
+
 def as_rows(x: Tensor) -> Any:
     """Reshapes [B, T, d] to [B * T, d]."""
     # Keras computes a `Dense` on three axes with TensorFlow's tensordot, a dozen small operations. The ONNX converter

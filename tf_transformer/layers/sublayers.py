@@ -5,7 +5,15 @@ from typing import Any
 import keras
 from keras import ops
 
-from tf_transformer.layers.layer import Layer, Rematerialized, by_row, dense, resolved_policy, traced_once
+from tf_transformer.layers.layer import (
+    Layer,
+    Rematerialized,
+    at_least_float32,
+    by_row,
+    dense,
+    resolved_policy,
+    traced_once,
+)
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import Count, Positive, Rate, checked
 
@@ -147,10 +155,11 @@ class LayerNormalization(Rematerialized, keras.layers.LayerNormalization):
     """Keras's layer over the last axis, in fewer passes on TensorFlow, which has no kernel for it."""
 
     def call(self, inputs: Tensor, training: bool = False) -> Any:
-        if keras.backend.backend() != "tensorflow":
+        usual = self.axis in (-1, len(inputs.shape) - 1) and self.center and self.scale
+        if keras.backend.backend() != "tensorflow" or not usual:
             return super().call(inputs)
-        # At least float32 under every policy, like Keras's layer: a mean over 16-bit components would be rounded.
-        dtype = keras.backend.result_type(inputs.dtype, "float32")
+        # Like Keras's layer: a mean over 16-bit components would be rounded.
+        dtype = at_least_float32(inputs.dtype)
         x, gamma, beta = (ops.cast(ops.convert_to_tensor(x), dtype) for x in (inputs, self.gamma, self.beta))
         if training:
             output = _normalized(x, gamma, beta, ops.convert_to_tensor(self.epsilon, dtype))
