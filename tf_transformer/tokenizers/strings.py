@@ -23,6 +23,7 @@ CONTROLS = dict.fromkeys(range(32), " ")  # control characters count as whitespa
 SEPARATORS = re.compile(r"[ \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")  # Unicode's category Z
 
 # No whitespace and no control characters, Unicode's categories Z and Cc
+SPACE_IN_GRAPH = r"[\p{Z}\p{Cc}]"  # the others, for TensorFlow's regular expressions
 WORD = re.compile(r"[^\0-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 
 codecs.register_error("as_space", lambda error: (" ", error.end))  # type: ignore[attr-defined]
@@ -44,6 +45,13 @@ def utf8(text: str | bytes) -> str:
     return encoded(text).decode("utf-8", "as_space")
 
 
+def utf8_in_graph(texts: Tensor) -> "tf.Tensor":
+    """Applies `utf8` to texts [B] in a graph."""
+    return tf.strings.unicode_transcode(
+        text_tensor(texts), "UTF-8", "UTF-8", errors="replace", replacement_char=ord(" ")
+    )
+
+
 def split_words(text: str | bytes) -> list[str]:
     """Returns a text's words between whitespace and control characters, as it spells them."""
     return WORD.findall(utf8(text))
@@ -51,7 +59,7 @@ def split_words(text: str | bytes) -> list[str]:
 
 def split_words_in_graph(texts: Tensor) -> "tf.RaggedTensor":
     """Applies `split_words` to texts [B] in a graph."""
-    return tf.strings.split(tf.strings.regex_replace(valid_text(texts), r"[\p{Z}\p{Cc}]+", " "))
+    return tf.strings.split(tf.strings.regex_replace(valid_text(texts), f"{SPACE_IN_GRAPH}+", " "))
 
 
 def valid(text: str | bytes) -> str:

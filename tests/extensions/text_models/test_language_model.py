@@ -12,6 +12,7 @@ from served import Served
 
 import tf_transformer as tt
 from tf_transformer.decoding.beams import penalty
+from tf_transformer.tokenizers.strings import utf8
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID
 
 V = 13
@@ -308,5 +309,10 @@ def test_an_export_generates_what_python_does(tmp_path, translator):
     assert tt.load(tmp_path / "generator/1")(TEXTS) == texts
     with pytest.raises(tt.BadInput, match="^options: expected those of either search or sampling"):
         generator(["door"], beam_size=2, seed=3)
+    # The text as it is, whatever the model reads of it, then what it adds.
+    for text, output in zip(TEXTS, texts, strict=True):
+        assert output.startswith(utf8(text)) and not output.removeprefix(utf8(text)).startswith("  ")
+    for text in ("\uff2fLD  Door\u00a0", "The old woman sees " * 30):  # not in normal form, and long
+        assert generator(text).startswith(text) and not generator(text).removeprefix(text).startswith(" ")
     (long,) = generator.encode(["door " * 99])
     assert long[0] == BOS_ID and len(long) == 23

@@ -10,7 +10,7 @@ from tf_transformer.extensions.text_models.language_model import LanguageModel, 
 from tf_transformer.extensions.text_models.text_model import Served
 from tf_transformer.inference.engine import strings_in
 from tf_transformer.masks import PAD_ID
-from tf_transformer.tokenizers.strings import BYTES_OF_A_TOKEN
+from tf_transformer.tokenizers.strings import BYTES_OF_A_TOKEN, SPACE_IN_GRAPH, WORD, utf8, utf8_in_graph
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, Tokenizer
 from tf_transformer.utils.files import encoded
 from tf_transformer.utils.lazy import lazily
@@ -22,6 +22,8 @@ tf = lazily("tensorflow", "a SavedModel")
 
 class TextGenerator(Served):
     """A language model that continues texts, in Python and as a SavedModel.
+
+    A result is the text as it was given, then its continuation. Invalid UTF-8 becomes spaces.
 
     The SavedModel's `serving_default` returns the best `text`, its `score`, and `truncated`. `generate` returns `texts`
     and `scores` of the `n_best` ones. A text becomes BOS and its tokens.
@@ -76,6 +78,7 @@ class TextGenerator(Served):
         """
         if isinstance(texts, str | bytes):
             return self([texts], **options)[0]
+        texts = [*strings_in(texts)]
         prompts = self.encode(texts)
         random = options.keys() & {"seed", "temperature", "k", "p"}
         if random and (other := options.keys() & set(OPTIONS)):
@@ -83,7 +86,10 @@ class TextGenerator(Served):
         continued = self.language_model.sample if random else self.language_model.search
         options = {"max_length": self.max_length, **({} if random else self.options), **options}
         outputs = continued(prompts, **options)
-        return self.tokenizer.decode([prompt + best.ids for prompt, (best, *_) in zip(prompts, outputs, strict=True)])
+        ids = [prompt + best.ids for prompt, (best, *_) in zip(prompts, outputs, strict=True)]
+        read, whole = self.tokenizer.decode(prompts), self.tokenizer.decode(ids)
+        rows = zip(map(utf8, texts), read, whole, strict=True)
+        return [text + _joined_to(text, output[len(begin) :]) for text, begin, output in rows]
 
     def signatures(self) -> dict[str, Callable[[Tensor], Any]]:
         return {"serving_default": self._serve, "generate": self._generate}
@@ -112,6 +118,17 @@ class TextGenerator(Served):
         count = tf.size(length) * n_best
         ids = tf.RaggedTensor.from_tensor(tf.reshape(outputs.ids, [count, tf.shape(outputs.ids)[2]]))
         row = tf.range(count) // n_best  # tf.repeat takes no ragged tensors
-        texts = self.tokenizer.detokenize(tf.concat([tf.gather(prompts, row), ids], axis=1))
-        texts = tf.ensure_shape(tf.reshape(texts, [-1, n_best]), [None, n_best])
+        whole = self.tokenizer.detokenize(tf.concat([tf.gather(prompts, row), ids], axis=1))
+        # As in `__call__`: the text, and what follows the tokens that were read.
+        read = tf.gather(tf.strings.length(self.tokenizer.detokenize(prompts)), row)
+        added = tf.strings.substr(whole, read, tf.strings.length(whole) - read)
+        given = tf.gather(utf8_in_graph(text), row)
+        ends = tf.strings.regex_full_match(given, rf"(?s)(.*{SPACE_IN_GRAPH})?")
+        added = tf.where(ends, tf.strings.regex_replace(added, "^ +", ""), added)
+        texts = tf.ensure_shape(tf.reshape(tf.strings.join([given, added]), [-1, n_best]), [None, n_best])
         return texts, outputs, (tokens.row_lengths() > most) | (begin > 0)
+
+
+def _joined_to(text: str, added: str) -> str:
+    """Returns a continuation without a second space, if the text ends with whitespace or is empty."""
+    return added if WORD.search(text[-1:]) else added.lstrip(" ")
