@@ -408,7 +408,7 @@ def test_losses_of_logits_are_accepted():
         Transformer(ONE_LAYER),
         functools.partial(LOSSES.sparse_categorical_crossentropy, from_logits=True),
     )
-    for loss in (SmoothedCrossEntropy(), LOSSES.SparseCategoricalCrossentropy(from_logits=True), of_logits, None):
+    for loss in (SmoothedCrossEntropy(), LOSSES.SparseCategoricalCrossentropy(from_logits=True), of_logits):
         model.compile("adam", loss, metrics=["accuracy", "sparse_top_k_categorical_accuracy"])
         assert model.loss is loss
 
