@@ -332,3 +332,30 @@ def test_workers_stop_if_one_dies_and_resume_together(tmp_path):
         assert f"going on from the checkpoint at step {step:,} of {step + 3:,}" in output
     steps = [int(row.split(",")[0]) for row in (run / "history.csv").read_text().splitlines()[1:]]
     assert steps == list(range(3, step + 4, 3))
+
+
+OPTIMIZERS = """
+import keras, numpy as np, tensorflow as tf
+import tf_transformer as tt
+
+two = tt.distribution.strategy("cpu:2")
+config = tt.TransformerConfig(num_layers=1, d_model=8, d_ff=8, num_heads=2, dropout=0.0, vocab_size=19)
+ids = np.random.default_rng(0).integers(1, 19, (4, 5)).astype("int32")
+results = []
+for strategy in (tf.distribute.get_strategy(), two):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = tt.Transformer(config)
+        model.build()
+        model.compile(keras.optimizers.SGD(0.5, global_clipnorm=0.2), tt.SmoothedCrossEntropy(0.0))
+    model.fit(tf.data.Dataset.from_tensor_slices(((ids, ids), ids)).batch(4), epochs=2, verbose=0)
+    results.append([model.gradient_norm.numpy(), *model.get_weights()])
+for one, other in zip(*results, strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-5)
+"""
+
+
+@pytest.mark.program
+def test_any_optimizer_measures_and_clips_the_whole_gradient():
+    """Keras's optimizers clip before they sum over replicas."""
+    run_python(OPTIMIZERS)

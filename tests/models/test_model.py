@@ -450,3 +450,16 @@ def test_a_variant_keeps_its_arguments_in_another_dtype(dtype):
     forgetful.build()
     with pytest.raises(BadInput, match="^Forgetful: expected all of its arguments in get_config, found no window$"):
         forgetful.astype(dtype)
+
+
+def test_frozen_layers_without_names_are_found_in_a_new_process():
+    """Keras numbers such layers as they are made. So a model that is made later has other numbers."""
+    first, second = (Unnamed(TransformerConfig(num_layers=N, **SIZES)) for _ in range(2))
+    for model in (first, second):
+        model.build()
+    for weight in first.decoder_layers[0].weights:
+        weight.trainable = False
+    frozen = frozen_weights(first)
+    assert frozen == ["decoder_layer"] != [first.decoder_layers[0].name]
+    freeze(second, frozen)
+    assert frozen_weights(second) == frozen and not second.decoder_layers[0].weights[0].trainable

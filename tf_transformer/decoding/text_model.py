@@ -172,6 +172,8 @@ class TextModel(Immutable):
     ) -> tuple[SearchProblem, dict[str, Any]]:
         """Returns problem and options of a search from those of a request."""
         values = {name: self.options[name] for name in OPTIONS} | dict(options)
+        if fixed is None and not ON_TENSORFLOW:
+            fixed = self.fixed(source, int(ops.convert_to_numpy(ops.max(values["beam_size"]))))  # the widest row's
         return self.problem(source, source_length, values.pop("max_length", MOST), start, fixed), values
 
     def fixed(self, source: Tensor, beams: int, longest: int | None = None) -> Fixed | None:

@@ -44,12 +44,11 @@ class Model(keras.Model):
     def make_train_function(self, force: bool = False) -> Any:
         if self.train_function is None or force:
             inner: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-            self._sums_gradients = hasattr(inner, "sums_gradients")
-            if self._sums_gradients:
-                # `train_step` sums before clipping and before the test for finite numbers. Others sum afterwards.
+            # `train_step` sums before clipping and before the test for finite numbers. Keras's optimizers would sum
+            # afterwards, and TensorFlow registers a gradient of each sum and never frees it, nor the graph around it.
+            if hasattr(inner, "sums_gradients"):
                 inner.sums_gradients = False
-            elif self.distribute_strategy.num_replicas_in_sync == 1:
-                # TensorFlow would register a gradient of the sum for each model, and never free the model's graph.
+            else:
                 inner._all_reduce_sum_gradients = list
             first = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
             with self.distribute_strategy.scope():
@@ -96,7 +95,7 @@ class Model(keras.Model):
             gradients = [tf.add_n(pair) for pair in zip(*filter(None, (gradients, part_gradients)), strict=True)]
             loss += part_loss
             self.compute_metrics(x, y, y_pred, sample_weight)
-        finite = self._update(loss, over_replicas(gradients) if self._sums_gradients else gradients)
+        finite = self._update(loss, over_replicas(gradients))
         return self._logs(loss, tf.reduce_sum(tokens), finite, before)
 
     def test_step(self, data: Tensor) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import itertools
 import posixpath
+import re
 from collections.abc import Iterable, Iterator
 
 import keras
@@ -109,5 +110,22 @@ def freeze(model: keras.Model, parts: Iterable[str]) -> None:
 
 def _by_name(model: keras.Model) -> dict[str, keras.Variable]:
     # Without the model's own name, which Keras numbers: the second model of a process is "transformer_1".
-    scope = posixpath.commonpath([variable.path for variable in model.weights])
-    return {posixpath.relpath(variable.path, scope): variable for variable in model.weights}
+    scope, names = posixpath.commonpath([variable.path for variable in model.weights]), automatic_names(model)
+    paths = {posixpath.relpath(variable.path, scope): variable for variable in model.weights}
+    return {"/".join(names.get(part, part) for part in path.split("/")): paths[path] for path in paths}
+
+
+def automatic_names(model: keras.Model) -> dict[str, str]:
+    """Returns the names of layers that Keras made, with those that they have in a new process: dense_7 is dense there,
+    if it is the first of its kind."""
+    kinds: dict[str, list[str]] = {}
+    for layer in model._flatten_layers():
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", re.sub(r"\W", "", type(layer).__name__))
+        if re.fullmatch(rf"{words.lower()}(_[0-9]+)?", layer.name):
+            kinds.setdefault(words.lower(), []).append(layer.name)
+    names = dict[str, str]()
+    for kind, made in kinds.items():
+        numbers = sorted({int(name.removeprefix(kind).removeprefix("_") or 0) for name in made})
+        for i, number in enumerate(numbers):
+            names[f"{kind}_{number}" if number else kind] = f"{kind}_{i}" if i else kind
+    return names

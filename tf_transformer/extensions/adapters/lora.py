@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tf_transformer.models.weights import adapter_of, adapters
+from tf_transformer.models.weights import adapter_of, adapters, automatic_names
 from tf_transformer.utils.files import new_file, user_path
 from tf_transformer.utils.reading import read_npz
 from tf_transformer.utils.values import BadInput, Count, checked
@@ -114,7 +114,7 @@ def _by_place(model: keras.Model) -> dict[str, Any]:
     layers = list(model._flatten_layers())
     # Keras numbers layers without a name as they are made, so a second model has other numbers. Their place among the
     # layers of their kind, such as 1 of 2, finds them again, and shows if there are more of them now.
-    automatic = {layer.name for layer in layers if re.fullmatch(rf"{_kind(layer)}(_\d+)?", layer.name)}
+    automatic = automatic_names(model)
     kinds: dict[str, dict[str, int]] = {}  # {path of a kind of layers: {name: place}}
     paths = []
     for layer in layers:
@@ -137,12 +137,6 @@ def _by_place(model: keras.Model) -> dict[str, Any]:
         same = sum(other == place or other.startswith(f"{place}+") for other in by_place)
         by_place[f"{place}+{same}" if same else place] = layer  # layers may share a name
     return by_place
-
-
-def _kind(layer: keras.layers.Layer) -> str:
-    """Returns the name that Keras gives the first layer of a class, such as multi_head_attention."""
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", re.sub(r"\W", "", type(layer).__name__))
-    return words.lower()
 
 
 def _by_former_number(model: keras.Model, places: Sequence[str], path: object) -> dict[str, Any]:
