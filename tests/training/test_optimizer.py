@@ -98,6 +98,17 @@ def test_adam_trains_an_embedding_by_itself():
         close(found, expected)
 
 
+@pytest.mark.parametrize("option", ["clipnorm", "global_clipnorm", "clipvalue"])
+def test_adam_clips_the_sum_of_an_ids_gradients(option):
+    """The table's gradient is sparse. Of an id that occurs 50 times, Keras clips each of 50 rows."""
+    optimizer = Adam(1.0, beta_1=0.0, beta_2=0.0, epsilon=1.0, **{option: 0.5})  # a step of g / (|g| + 1)
+    model = keras.Sequential([keras.layers.Embedding(7, 1, embeddings_initializer="zeros")])
+    model.build((None, 50))
+    model.compile(optimizer, loss=lambda y, y_pred: 50 * ops.mean(y_pred), run_eagerly=True)
+    model.fit(np.full((1, 50), 3), np.zeros((1, 50)), verbose=0)
+    close(model.get_weights()[0][3], [-0.5 / 1.5])
+
+
 def test_adam_is_serializable():
     optimizer = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(Adam(0.5, **ADAM)))
     assert isinstance(optimizer, Adam) and optimizer.beta_2 == 0.98

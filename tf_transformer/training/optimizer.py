@@ -123,6 +123,14 @@ class Adam(keras.optimizers.Adam):
         sums = self.sums_gradients and tf.distribute.get_strategy().num_replicas_in_sync > 1
         return super()._all_reduce_sum_gradients(grads_and_vars) if sums else grads_and_vars
 
+    def _clip_gradients(self, grads: Any) -> Any:
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            # Of an embedding's sparse gradient, Keras would measure each row by itself, before it sums rows of one id.
+            grads = [g if g is None else tf.convert_to_tensor(g) for g in grads]
+        return super()._clip_gradients(grads)
+
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
         if keras.backend.backend() != "tensorflow" or self.amsgrad:
             return super().update_step(gradient, variable, learning_rate)
