@@ -24,6 +24,19 @@ def test_feed_forward_is_equation_2(activation):
         close(result[b], oracle.feed_forward(x[b], weights_of(layer), activation))
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a gradient of TensorFlow")
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_gradients_of_biases_in_16_bits(policy):
+    """The gradient of the output's bias is a sum of ones over 4,096 rows. TensorFlow's BiasAdd counts up to 256."""
+    import tensorflow as tf
+
+    layer, x = FeedForward(7, dtype=policy), normal(64, 64, 5)
+    layer.build(x.shape)
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(tf.cast(layer(x, training=True), "float32"))
+    close(tape.gradient(total, layer.output_projection.bias.value), np.full(5, 4096))
+
+
 def test_add_and_norm():
     layer, x, output = built(AddAndNorm()), normal(B, T, d), normal(B, T, d, seed=1)
     result = layer(x, output)

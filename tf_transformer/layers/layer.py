@@ -138,9 +138,24 @@ def by_row(function: Callable[[Any], Any], x: Tensor) -> Any:
     return ops.reshape(rows, (*ops.shape(x)[:-1], rows.shape[-1]))
 
 
+class Dense(keras.layers.Dense):
+    """Keras's layer, with a gradient of the bias that is also right in bfloat16."""
+
+    def call(self, inputs: Tensor, training: bool | None = None) -> Any:
+        if not training or self.bias is None or self.compute_dtype != "bfloat16":
+            return super().call(inputs, training=training)
+        # `ops.add` would be TensorFlow's BiasAdd. Its gradient counts rows in bfloat16, which cannot count beyond 256.
+        return self.activation(ops.matmul(inputs, self.kernel) + ops.convert_to_tensor(self.bias))
+
+    def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
+        # Keras refuses subclasses, which may compute something else.
+        super().quantize(mode, type_check=False, config=config)
+
+
 def dense(units: int, activation: Any = None, *, dtype: Any, **options: Any) -> keras.layers.Layer:
     """Returns a dense layer for rows [B, d], of the class that the dtype policy has for `keras.layers.Dense`."""
-    layer = class_for(dtype, keras.layers.Dense)(units, activation, dtype=dtype, **options)
+    kind = class_for(dtype, keras.layers.Dense)
+    layer = (Dense if kind is keras.layers.Dense else kind)(units, activation, dtype=dtype, **options)
     if layer._remat_mode and layer._remat_mode.mode != "activations":
         # It is computed again with the layer around it. By itself it would fail in compiled calls.
         layer._remat_mode = None
