@@ -157,7 +157,8 @@ def compare(
         more: Names of more metrics, as in `score`.
 
     Returns:
-        Scores by metric and system, with confidence intervals. Systems after the first have a p-value against it.
+        Scores by metric and system, with confidence intervals. Systems after the first have a p-value against it, which
+        is about half of that of a two-sided test.
     """
     lists = _lists_of(references)
     outputs = {name: check(translations, lists)[0] for name, translations in systems.items()}
