@@ -151,6 +151,20 @@ def test_outputs_and_log_probabilities_agree(name, both_of, corpus, beam_size):
     assert len(lengths) > 0.9 * SENTENCES and len(set(lengths)) >= 4, lengths  # The models are worth comparing.
 
 
+def test_their_length_penalty_counts_eos(both_of, corpus):
+    """As the module's docstring and the guide describe it."""
+    both = both_of("sinusoidal")
+    sources, options = both.split(corpus[0]), {"min_decoding_length": 0, "max_decoding_length": LONGEST}
+    results = both.theirs.translate_batch(sources, beam_size=4, length_penalty=0.2, return_scores=True, **options)
+    outputs = [result.hypotheses[0] for result in results]
+    scored = both.theirs.score_batch(sources, outputs)  # with EOS
+    ended = [k for k, output in enumerate(outputs) if len(output) < LONGEST]
+    assert len(ended) > 5 and len({len(outputs[k]) for k in ended}) > 2
+    for k in ended:
+        expected = sum(scored[k].log_probs) / (len(outputs[k]) + 1) ** 0.2
+        np.testing.assert_allclose(results[k].scores[0], expected, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_scores_of_targets_agree(name, both_of, corpus):
     """The scores hardly depend on epsilon, which CTranslate2 sets to 1e-5 by default."""
