@@ -245,7 +245,7 @@ def with_pieces(model: bytes, names: Container[str] | None, new: Sequence[str]) 
 
 @functools.cache
 def _message_class() -> Any:
-    # SentencePiece's Python module needs a newer protobuf than TensorFlow. Fields without a description are copied.
+    # SentencePiece's Python module needs a newer protobuf than Apache Beam. Fields without a description are copied.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(text_format.Parse(SCHEMA, descriptor_pb2.FileDescriptorProto()))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("Model"))
