@@ -60,6 +60,6 @@ got = {
 }
 for weight, value in got.items():
     print(f"512 products of 127 x {weight}: {value:,.0f}, exact {512 * 127 * weight:,}")
-assert got[64] == 512 * 127 * 64, "small weights saturate, too"
+assert got[64] == 512 * 127 * 64, "small weights also saturate"
 assert got[127] < 512 * 127 * 127 / 100, "the kernel of AVX2 adds in 32 bits now"
 END

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # `keras.layers.MultiHeadAttention` removes the mask from the tensors of its caller.
 #
-# Expected: A layer reads the mask of its inputs. The next layer that gets the same tensors sees the mask, too.
+# Expected: A layer reads the mask of its inputs. The next layer that gets the same tensors also sees it.
 # Seen: The layer sets the Keras mask of query, value and key to None, so a second attention over the same memory, as
 # in a decoder of two layers, attends to padding.
 # Versions: keras 3.15.1, tensorflow-cpu 2.21.0.

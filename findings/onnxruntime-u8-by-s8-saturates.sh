@@ -14,7 +14,10 @@ set -euo pipefail
 grep -qw avx2 /proc/cpuinfo || { echo "skipped: needs AVX2"; exit 0; }
 emulator=
 if grep -qwE "avx512_vnni|avx_vnni|avx512f" /proc/cpuinfo; then
-  command -v qemu-x86_64 > /dev/null || { echo "skipped: needs a processor without AVX-512 and VNNI, or qemu-x86_64"; exit 0; }
+  if ! command -v qemu-x86_64 > /dev/null; then
+    echo "skipped: needs a processor without AVX-512 and VNNI, or qemu-x86_64"
+    exit 0
+  fi
   emulator="qemu-x86_64 -cpu max"
 fi
 folder=$(mktemp -d)
