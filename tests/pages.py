@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 PATHS = sorted(
     path.relative_to(ROOT)
-    for folder in ("docs", "savedmodels", "benchmarks", "examples")
+    for folder in ("docs", "savedmodels", "benchmarks", "examples", "findings")
     for path in (ROOT / folder).rglob("*.md")
 )
 PATHS += [Path(name) for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
