@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from test_parsing import small_parser
 
 import tf_transformer as tt
+from tf_transformer.inference import savedmodel
 from tf_transformer.inference.engine import Engine, Hypothesis, TranslationResult, batches, in_batches
 
 TEXTS = ["The red door.", "", "Two doors.", "   ", "word " * 41]
@@ -237,6 +238,23 @@ def test_a_model_without_text_raises(tmp_path):
     tf.saved_model.save(module, str(tmp_path / "1"), signatures=module.double)
     with pytest.raises(tt.BadInput, match="whose serving_default returns one string"):
         tt.load(tmp_path)
+
+
+@pytest.mark.parametrize("action", [savedmodel.OTHERWISE, *savedmodel.MISSING.values()])
+def test_an_operation_that_tensorflow_lacks_raises_one_line(action, tmp_path, monkeypatch):
+    """As `_QuantizedMatMul` of an int8 export on macOS: the name of one is changed to that of none."""
+    root = tf.Module()
+    root.f = tf.function(lambda text: {"text": tf.strings.upper(text)}, [tf.TensorSpec([None], tf.string)])
+    tf.saved_model.save(root, str(tmp_path / "1"), {"serving_default": root.f})
+    assert tt.load(tmp_path / "1")("a") == "A"
+    file = tmp_path / "1" / "saved_model.pb"
+    file.write_bytes(file.read_bytes().replace(b"StringUpper", b"StringLater"))
+    if action != savedmodel.OTHERWISE:
+        monkeypatch.setattr(savedmodel, "MISSING", {"StringLater": action})
+    message = f"expected a SavedModel whose operations this TensorFlow has, got one with StringLater. {action}."
+    with pytest.raises(tt.BadInput) as error:
+        tt.load(tmp_path / "1")
+    assert str(error.value) == f"{tmp_path / '1'}: {message}"
 
 
 def cost_of(rows, longest):

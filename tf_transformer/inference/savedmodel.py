@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +34,10 @@ else:
     tf = lazily("tensorflow", "a SavedModel")
 
 DESCRIBED = "assets.extra/tf_transformer.json"
+UNKNOWN_OPERATION = "Op type not registered"  # begins TensorFlow's message
+OTHERWISE = "Install the TensorFlow and the libraries that it was saved with"
+# macOS's wheel of TensorFlow is built without oneDNN, whose operation it is.
+MISSING = {"_QuantizedMatMul": "Without oneDNN, as on macOS, export it in float32, or in int8 to LiteRT or ONNX"}
 
 
 def load_graph(address: str) -> Any:
@@ -44,6 +49,10 @@ def load_graph(address: str) -> Any:
                 return tf.saved_model.load(str(plain))
         except Exception as error:  # A damaged file can make TensorFlow raise any error, such as IndexError.
             reason = (str(error).splitlines() or [type(error).__name__])[0]
+            if unknown := re.search(f"{UNKNOWN_OPERATION} '([^']+)'", reason):
+                name = unknown[1]
+                message = f"{address}: expected a SavedModel whose operations this TensorFlow has, got one with {name}"
+                raise BadInput(f"{message}. {MISSING.get(name, OTHERWISE)}.") from error
             message = f"{address}: expected a SavedModel that TensorFlow opens, got something else: {reason}"
             raise BadInput(message) from error
 
