@@ -53,6 +53,37 @@ def test_signatures_have_fixed_sizes(folder):
     assert shapes == {"ids": [3, 48], "scores": [3], "log_probs": [3], "lengths": [3], "finished": [3]}
 
 
+PI_4, PI_5 = "fp asimd evtstrm crc32 cpuid", "fp asimd evtstrm aes crc32 atomics fphp cpuid asimddp"
+
+
+@pytest.mark.parametrize(
+    ("machine", "lines", "older"),
+    [
+        ("aarch64", [f"Features\t: {PI_4}"] * 4, True),
+        ("aarch64", [f"Features\t: {PI_5}"] * 4, False),
+        ("aarch64", [f"Features\t: {PI_5}", f"Features\t: {PI_4}"], True),  # a small core and a large one
+        ("aarch64", [f"Features\t: {PI_5.removesuffix(' asimddp')}"], True),
+        ("aarch64", None, False),  # not Linux
+        ("x86_64", [f"Features\t: {PI_4}"], False),
+    ],
+)
+def test_older_processors_of_arm_use_another_interpreter(machine, lines, older, folder, tmp_path, monkeypatch):
+    """The accelerator that `CompiledModel` loads ends the process on a Raspberry Pi 4."""
+    expected = LiteRTTranslator(folder).n_best(TEXTS, 2)
+    if lines is not None:
+        (tmp_path / "cpuinfo").write_text("\n".join(["processor\t: 0", *lines, ""]))
+    monkeypatch.setattr(litert_client.platform, "machine", lambda: machine)
+    monkeypatch.setattr(litert_client, "PROCESSOR", tmp_path / "cpuinfo")
+    if older:
+        monkeypatch.setattr("ai_edge_litert.compiled_model.CompiledModel.from_file", None)
+    client = LiteRTTranslator(folder)
+    assert {type(part) for part in client._signatures} == {litert_client._Runner if older else litert_client._Signature}
+    results = client.n_best(TEXTS, 2)
+    assert [[one.text for one in best] for best in results] == [[one.text for one in best] for best in expected]
+    scores = [[one.score for best in each for one in best] for each in (results, expected)]
+    np.testing.assert_allclose(*scores, rtol=1e-5, atol=1e-5)
+
+
 def test_threads_that_share_a_translator_wait(folder, monkeypatch):
     """Every call of a signature uses the same memory for inputs and outputs."""
     client, call, texts = LiteRTTranslator(folder), litert_client._Signature.__call__, ["Two doors.", "The dog sleeps."]

@@ -18,6 +18,7 @@ import json
 import math
 import numbers
 import os
+import platform
 import re
 import sys
 import threading
@@ -40,6 +41,9 @@ SEPARATORS = re.compile(r"[\x00-\x20\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u2
 MAX_BYTES = 2**26  # JSON and tokenizer files are read as a whole.
 BATCH_SIZE = 32
 STANDARD_ERROR = threading.RLock()
+# What a library of the runtime needs, which `CompiledModel` always loads. Without it, the library ends the process.
+NEWER_ARM = {"atomics", "asimddp"}
+PROCESSOR = Path("/proc/cpuinfo")
 
 codecs.register_error("as_space", lambda error: (" ", error.end))  # type: ignore[attr-defined]
 
@@ -94,7 +98,7 @@ class _Translator(abc.ABC):
             self._search([""], 1, {})
 
     @abc.abstractmethod
-    def _opened(self, file: str, threads: int) -> Sequence["_Signature | _Graph"]:
+    def _opened(self, file: str, threads: int) -> Sequence["_Signature | _Runner | _Graph"]:
         """Returns the functions of a file."""
 
     @overload
@@ -238,14 +242,18 @@ class LiteRTTranslator(_Translator):
         with contextlib.suppress(Exception), _quiet():
             del self._signatures
 
-    def _opened(self, file: str, threads: int) -> "Sequence[_Signature]":
+    def _opened(self, file: str, threads: int) -> "Sequence[_Signature | _Runner]":
         from ai_edge_litert.compiled_model import CompiledModel
         from ai_edge_litert.hardware_accelerator import HardwareAccelerator
         from ai_edge_litert.interpreter import Interpreter
         from ai_edge_litert.options import CpuOptions, Options
 
         # `Interpreter` raises for a file that would end the process in `CompiledModel`.
-        Interpreter(model_path=file)
+        interpreter = Interpreter(model_path=file, num_threads=threads)
+        if _is_older_arm():
+            interpreter.allocate_tensors()  # It prints once what it does.
+            return [_Runner(interpreter, name) for name in interpreter.get_signature_list()]
+        del interpreter  # its copy of the weights
         _end_quietly()
         # All signatures share one packed copy of the weights, where the system allows it. Those of an `Interpreter`
         # have a copy each.
@@ -314,6 +322,35 @@ class _Signature:
         self._run()
         results = self._results
         return [{name: self._outputs[name].read(size, dtype).reshape(shape) for name, size, dtype, shape in results}]
+
+
+class _Runner:
+    """A function of a LiteRT file by `Interpreter`, where `CompiledModel` ends the process, as on a Raspberry Pi 4.
+
+    It has the attributes of `_Signature`. Each signature has a copy of the weights.
+    """
+
+    takes_several = False
+
+    def __init__(self, interpreter: Any, name: str) -> None:
+        self._run = interpreter.get_signature_runner(name)
+        inputs, outputs = self._run.get_input_details(), self._run.get_output_details()
+        self._width = int(inputs["source"]["shape"][1])
+        self.tokens = self._width - 1 - ("target_language" in inputs)
+        self.steps = int(outputs["ids"]["shape"][1])
+        self.dtypes = {each: np.dtype(details["dtype"]) for each, details in inputs.items()}
+
+    def __call__(self, sources: list[list[int]], values: Mapping[str, float]) -> list[dict[str, np.ndarray]]:
+        (source,) = sources
+        return [self._run(**_inputs([source + [0] * (self._width - len(source))], values, self.dtypes))]
+
+
+def _is_older_arm() -> bool:
+    """Returns whether the processor is Arm's and lacks some of `NEWER_ARM`."""
+    if platform.machine() != "aarch64" or not PROCESSOR.is_file():
+        return False
+    features = [line.split() for line in PROCESSOR.read_text().splitlines() if line.startswith("Features")]
+    return any(not NEWER_ARM.issubset(words) for words in features)
 
 
 class _Graph:
