@@ -191,7 +191,7 @@ def onednn_sums(a, b):
 
 
 def fit(folder, machine, steps):
-    """Trains from the same weights. Adam's steps have the size of the rate, 1e-3."""
+    """Trains from the same weights. Adam's steps have the size of the rate, 1e-3, also where a gradient is rounding."""
     import keras
     import numpy as np
 
@@ -209,7 +209,7 @@ def fit(folder, machine, steps):
     weights = np.concatenate([keras.ops.convert_to_numpy(weight).ravel() for weight in model.weights])
     name = f"{machine}/weights-{keras.backend.backend()}.npy"
     np.save(folder / name, weights)
-    yield f"weights after {steps} steps", {"file": name, "most": 1e-5}
+    yield f"weights after {steps} steps", {"file": name, "most": 1e-4}
 
 
 def jax(folder, machine):
@@ -282,11 +282,10 @@ def check(folder, machine):
 
     sys.executable = os.environ.get("EMULATED_PYTHON", sys.executable)
     module.PROBE_SECONDS = 36_000
-    findings = module.check(folder / "exports" / "run-savedmodel-int8" / "1")
-    for one in findings:
-        print(one, file=sys.stderr)
-    failed = [one.text for one in findings if one.level == "FAIL"]
-    yield f"tf-transformer check, int8: {len(findings)} findings", {"failed": failed}
+    for format in ("litert", "onnx", "savedmodel"):
+        findings = module.check(folder / "exports" / f"run-{format}-int8" / "1")
+        print(*findings, sep="\n", file=sys.stderr)
+        yield f"tf-transformer check, {format}, int8", {"failed": [one.message for one in module.failures(findings)]}
 
 
 CHECKS = {"litert": clients("litert"), "onnx": onnx, "ctranslate2": ctranslate2, "tensorflow": tensorflow}

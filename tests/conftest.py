@@ -130,7 +130,7 @@ def whole_checks():
 
 @pytest.fixture(scope="session")
 def needs_int8():
-    """Skips a test if TensorFlow cannot multiply 8-bit integers, as on arm64."""
+    """Skips a test if TensorFlow cannot multiply 8-bit integers, as on macOS."""
     from tf_transformer.config import BadInput
     from tf_transformer.extensions.compression.int8 import check_kernel
 
