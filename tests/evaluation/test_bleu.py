@@ -1,5 +1,6 @@
 """Scores against cases worked by hand."""
 
+import json
 import math
 import os
 import random
@@ -203,5 +204,6 @@ def test_equal_systems_do_not_differ():
         assert by_system["first"].p_value is None and by_system["equal"].p_value == 1.0, metric
         assert by_system["better"].p_value < 1.0, metric
     assert scores["BLEU 13a"]["spaces"].p_value == 1.0
+    assert json.loads(json.dumps(scores))["chrF"]["equal"] == [*scores["chrF"]["equal"]]  # Python's numbers
     halves = {"left": ["a b c d", "x x x x"], "right": ["x x x x", "a b c d"]}
     assert bleu.compare(halves, ["a b c d", "a b c d"], samples=50)["chrF"]["right"].p_value == 1.0

@@ -166,15 +166,19 @@ def compare(
     for metric_name, metric in metrics(lists[0], more).items():
         signatures, results = PairedTest(list(outputs.items()), {metric_name: metric}, lists, "bs", samples)()
         ((kind, signature),) = signatures.items()
-        by_system: Any = zip(systems, results[kind], strict=True)
-        by_name = dict(by_system)
-        first = next(iter(by_name.values())).score
-        for result in by_name.values():
-            # sacreBLEU counts only samples that are further away, so equal systems would get the lowest p-value.
-            if result.p_value is not None and result.score == first:
-                result.p_value = 1.0
-        scores[metric_name] = {name: Score(r.score, str(signature), r.ci, r.p_value) for name, r in by_name.items()}
+        of_kind: Any = results[kind]
+        scores[metric_name] = {
+            # chrF and TER have intervals in NumPy's float32, which JSON has no number for.
+            name: Score(float(result.score), str(signature), float(result.ci), _chance(result, of_kind[0]))
+            for name, result in zip(systems, of_kind, strict=True)
+        }
     return scores
+
+
+def _chance(result: Any, first: Any) -> float | None:
+    """Returns the p-value of a system against the first one, `None` for the first."""
+    # Every sample differs by at least 0. sacreBLEU counts those that differ by more, so equal systems get 1 / samples.
+    return 1.0 if result.p_value is not None and result.score == first.score else result.p_value
 
 
 def check(translations: Texts, references: References) -> tuple[list[str], list[list[str]]]:
