@@ -79,6 +79,7 @@ def save(
     whole = user_path(path).absolute()
     title = whole.parent.name if is_version(whole.name) else whole.name
     with new_folder(path) as folder:
+        # safetensors 0.8 writes transposed arrays as if they were not (safetensors/safetensors#825).
         stored = {name: np.ascontiguousarray(tensor, dtype) for name, tensor in tensors.items()}
         # Earlier versions of `transformers` reject files without this metadata.
         safetensors.save_file(stored, folder / WEIGHTS[0], {"format": "pt"})
