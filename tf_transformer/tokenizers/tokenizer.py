@@ -174,7 +174,7 @@ class Tokenizer:
             vocab_size: Number of ids, including 4 control ids and 256 bytes.
             kind: "bpe" (Sennrich et al. 2016) or "unigram", the nearest kin of the word-piece model of Wu et al. 2016.
             sample: Maximum number of sentences to learn from, above 100, sampled without a seed. It bounds the memory.
-            threads: Threads of SentencePiece's trainer.
+            threads: Threads of SentencePiece's trainer. For "unigram", another number learns slightly other pieces.
             user_defined_symbols: Printable strings without whitespace that are always one piece, such as "<2de>".
             control_tokens: Control tokens, which no text contains, with the ids from 4 on, before user-defined ones.
             normalization: SentencePiece's normal form of texts, "nmt_nfkc", "nfkc" or "identity". The first changes
