@@ -79,7 +79,8 @@ class TaggedSource(Composite):
             weight = self.weights[index] if self.weights else 1
             for number, text, target in rows:
                 last = first + number
-                # The first n pairs have floor(n * weight) copies in floating point, without a seed.
+                # The first n pairs have int(n * weight) copies, without a seed. A product of floats may be just below a
+                # whole number: 100 pairs of weight 0.29 have 28.
                 for _ in range(int(number * weight) - int((number - 1) * weight)):
                     yield last, before + text if text else text, target
 
