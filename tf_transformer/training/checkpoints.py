@@ -41,7 +41,11 @@ def _updates(model: keras.Model) -> int:
     """Returns the number of updates of a model: since `compile`, those skipped included, or by its optimizer."""
     if not getattr(model, "optimizer", None):
         return 0
-    return int(convert_to_numpy(getattr(model, "steps_made", model.optimizer._iterations)))
+    if hasattr(model, "steps_made"):
+        return int(convert_to_numpy(model.steps_made))
+    # The optimizer counts accumulated steps as one.
+    accumulated = getattr(inner(model.optimizer), "gradient_accumulation_steps", None) or 1
+    return int(convert_to_numpy(model.optimizer.iterations)) * accumulated
 
 
 def numbers_in(logs: Logs) -> dict[str, float]:
