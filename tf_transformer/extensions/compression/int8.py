@@ -205,5 +205,5 @@ def check_kernel() -> None:
     except Exception as error:  # TensorFlow raises several kinds.
         reason = str(error).strip().splitlines()[0]
         raise BadInput(
-            f"int8: expected a TensorFlow that has oneDNN's _QuantizedMatMul, as on x86-64, got one without: {reason}"
+            f"int8: expected a TensorFlow that has oneDNN's _QuantizedMatMul, as on Linux, got one without: {reason}"
         ) from error
