@@ -39,7 +39,7 @@ SPAN, CALL = re.compile(r"`([^`]+)`"), re.compile(r"tf-transformer \w|python -m"
 DRY = r"""PATH=; exec 3>&1
 record() { { printf '%s\037' "$@"; printf '\036'; } >&3; }
 tf-transformer() { record tf-transformer "$@"; }; python() { record python "$@"; }; python3() { record python "$@"; }
-others='. argospm cp curl docker git grep head hf jupyter make mv node paste pip pytest sacrebleu sh tail tensorboard'
+others='. cp curl docker git grep head hf jupyter make mv node paste pip pytest sacrebleu sh tail tensorboard'
 for other in $others; do eval "$other() { :; }"; done
 """
 

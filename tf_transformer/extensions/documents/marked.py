@@ -56,7 +56,7 @@ ENUMERATOR = re.compile(r"[(\[]?\d{1,3}(?:\.\d{1,3})*[.)\]]+")
 # Titles before a name, at the end of what sentencex takes for a sentence of some languages.
 _TITLES = """
 Abg Avv Capt Cdt Col Dipl Dir Dom Dott Dr Dra Drs Dres Gen Gov Hon Hr Ing Jr Lic Lt MM Mag Messrs Mgr Mlle Mlles Mme
-Mmes Mr Mrs Ms Mx Pr Pres Prof Profa Rep Rev Sen Sgt Sig Sr Sra Sras Sres Srta St Ste Sta Sto Ven
+Mmes Mr Mrs Ms Mx Pr Prof Profa Rep Rev Sen Sgt Sig Sr Sra Sras Sres Srta St Ste Sta Sto Ven
 """
 _ENDS_IN_TITLE = re.compile(rf"(?:\A|[^\w.])(?:M|{'|'.join(_TITLES.split())})\.\s*\Z")
 # Two letters in a row, or one of a script without spaces, make a word. Roman numbers do not.
