@@ -291,10 +291,10 @@ class _Graph:
 
     def tokenize(self, text: Tensor) -> Any:
         # All tokens of 4 MB would take a gigabyte.
-        text, truncated = truncate_in_graph(tf.ensure_shape(text, [None]), LONGEST)
+        text, _ = truncate_in_graph(tf.ensure_shape(text, [None]), LONGEST)
         ids = self.tokenizer.tokenize(text)[:, self.tokenizer.num_language_tokens :]
         length = tf.cast(ids.row_lengths(), tf.int32)
-        return {"tokens": _joined(self.tokenizer.source_pieces(ids)), "length": length, "truncated": truncated}
+        return {"tokens": _joined(self.tokenizer.source_pieces(ids)), "length": length}
 
     def detokenize(self, tokens: Tensor) -> Any:
         tokens, most = tf.ensure_shape(tokens, [None]), BYTES_OF_A_TOKEN * (LONGEST + 1)
