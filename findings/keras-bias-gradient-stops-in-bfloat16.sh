@@ -5,7 +5,7 @@
 # bfloat16.
 # Seen: 256, in eager mode, in graphs and with XLA. The gradient of the kernel and of LayerNormalization's beta is
 # right.
-# Versions: keras 3.15.1 on TensorFlow 2.21.0, on CPUs.
+# Versions: keras 3.15.1 on TensorFlow 2.21.0, on CPUs. With Keras 3.6.0 it is 4,096.
 # Source: `add` in keras/src/backend/tensorflow/numpy.py turns `x + bias` into BiasAdd. Its gradient, `BiasGradOp` in
 # tensorflow/core/kernels/bias_op.cc, sums in bfloat16, whose integers end at 256. `y + bias` in plain TensorFlow sums
 # by tf.reduce_sum.
