@@ -5,7 +5,8 @@
 # Seen: An initializer that gets only a shape counts all axes but the last two as positions of a convolution. The
 # standard deviation is 0.0074 instead of 0.0442. `EinsumDense` of Keras 3.15 passes the input and output axes and
 # gets 0.0442.
-# Versions: keras 3.15.1, tensorflow-cpu 2.21.0.
+# Versions: keras 3.15.1, tensorflow-cpu 2.21.0. In keras 3.12.4, `EinsumDense` has 0.0074 as well, and so has
+# `keras.layers.MultiHeadAttention`.
 # Source: `compute_fans` in keras/src/initializers/random_initializers.py.
 # Met by: custom layers that call `add_weight` with an axis for heads. Their first weights are too small, without an
 # error.

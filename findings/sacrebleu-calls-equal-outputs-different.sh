@@ -20,7 +20,7 @@ cd "$folder"
 from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
-references = [f"this is sentence number {n} of the test set ." for n in range(100)]
+references = [f"this is sentence number {n} of the test set." for n in range(100)]
 outputs = [text.replace("sentence", "line") if n % 3 else text for n, text in enumerate(references)]
 for kind in ("bs", "ar"):
     _, results = PairedTest([("one", outputs), ("other", list(outputs))], {"BLEU": BLEU()}, [references], kind, 200)()

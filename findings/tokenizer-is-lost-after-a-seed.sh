@@ -4,7 +4,7 @@
 # Expected: A random seed has no influence on a tokenizer without sampling.
 # Seen: The seed clears the cache of eager kernels, which owns the tokenizer's model. The next call raises
 # NotFoundError, for a resource that does not exist.
-# Versions: tensorflow-text 2.21.1, tensorflow-cpu 2.21.0.
+# Versions: tensorflow-text 2.21.1, tensorflow 2.21.0.
 # Source: `SentencepieceTokenizer.__init__` in tensorflow_text/python/ops/sentencepiece_tokenizer.py and
 # `set_random_seed` in tensorflow/python/framework/random_seed.py; tensorflow/text#570.
 # Met by: programs that load a tokenizer, and then set a seed for the training.
@@ -12,7 +12,7 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 # FINDINGS_ENVIRONMENTS, if set, keeps environments between runs.
-packages="tensorflow-cpu==2.21.0 keras==3.15.1 tensorflow-text==2.21.1 sentencepiece==0.2.3"
+packages="tensorflow==2.21.0 keras==3.15.1 tensorflow-text==2.21.1 sentencepiece==0.2.3"
 environment=${FINDINGS_ENVIRONMENTS:-$folder}/$(echo "$packages" | md5sum | cut -c1-12)
 [ -x "$environment/bin/python" ] || "${PYTHON:-python3}" -m venv "$environment"
 "$environment/bin/pip" install --quiet --disable-pip-version-check --no-compile $packages
