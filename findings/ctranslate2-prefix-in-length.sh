@@ -2,7 +2,7 @@
 # CTranslate2 leaves a target prefix out of the score's sum, but counts it in the length that divides the sum.
 #
 # Expected: the prefix is in both, as a part of the output, or in neither, as in transformers, whose length penalty counts
-#       generated tokens alone.
+#       only the generated tokens.
 # Seen: the same continuation has a better score, the longer its prefix is: -0.95 without a prefix is -0.24 after six
 #       tokens. Among hypotheses of one prefix, length counts the less, the longer the prefix is.
 # Versions: ctranslate2 4.8.5.
@@ -20,8 +20,6 @@ environment=${FINDINGS_ENVIRONMENTS:-$folder}/$(echo "$packages" | md5sum | cut 
 "$environment/bin/pip" install --quiet --disable-pip-version-check --no-compile $packages
 cd "$folder"
 "$environment/bin/python" - <<'END'
-import math
-
 import ctranslate2
 import numpy as np
 from ctranslate2.specs.model_spec import OPTIONAL, LayerSpec

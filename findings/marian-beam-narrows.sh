@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Marian's beam gets narrower with each finished output, so --beam-size 4 ends as a greedy search; other engines keep four.
+# Marian's beam gets narrower with each finished output, so --beam-size 4 ends as a greedy search.
 #
 # Expected: beam search of width 4 keeps four unfinished hypotheses until it ends, as in Hugging Face's transformers. On one
 #       distribution with the same length normalization, both return the same n-best list.
-# Seen: each finished hypothesis takes a place of the beam for good. After three short outputs the last hypothesis goes on
+# Seen: each finished hypothesis takes a place of the beam for good. After three short outputs the last hypothesis runs
 #       by itself to the limit of length. The n-best lists share only some outputs, and of the four best that
 #       transformers finds, Marian misses those of a later step with better scores than its own.
 # Versions: pymarian 1.12.42, beside transformers 5.24.0.

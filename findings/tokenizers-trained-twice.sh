@@ -2,7 +2,7 @@
 # tokenizers gives the pieces of a WordPiece vocabulary other ids in each training, on the same text.
 #
 # Expected: no randomness is documented, and no trainer takes a seed: the same lines give the same file, as for BPE.
-# Seen: the pieces are the same, or nearly, but hundreds of ids change from one call to the next, even in one process. On 3,000
+# Seen: hundreds of ids change from one call to the next, even in one process. On 3,000
 #       lines of news 64 ids of a Unigram vocabulary change as well.
 # Versions: tokenizers 0.23.3.
 # Source: BpeTrainer numbers continuing pieces such as "##ing" in the order of a hash map (huggingface/tokenizers#1794, whose
