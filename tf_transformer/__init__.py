@@ -50,6 +50,7 @@ def _register() -> None:
             "training.losses",
             "training.optimizer",
             "extensions.compression.int8",
+            "extensions.text_models.language_model",
             *models,
         ):
             importlib.import_module(f"{__name__}.{module}")

@@ -114,6 +114,7 @@ def test_description(translator, saved):
         **{"max_source_length": 41, "vocab_size": 350, "tokenizer": translator.tokenizer.fingerprint},
         "extra_length": 7,
         "parameters": translator.model.count_params(),
+        "family": "transformer",
     }
 
 

@@ -155,8 +155,9 @@ class LayerNormalization(Rematerialized, keras.layers.LayerNormalization):
     """Keras's layer over the last axis, in fewer passes on TensorFlow, which has no kernel for it."""
 
     def call(self, inputs: Tensor, training: bool = False) -> Any:
-        usual = self.axis in (-1, len(inputs.shape) - 1) and self.center and self.scale
-        if keras.backend.backend() != "tensorflow" or not usual:
+        axes = self.axis if isinstance(self.axis, list | tuple) else [self.axis]  # `build` makes a list of it
+        is_usual = self.center and self.scale and [*axes] in ([-1], [len(inputs.shape) - 1])
+        if keras.backend.backend() != "tensorflow" or not is_usual:
             return super().call(inputs)
         # Like Keras's layer: a mean over 16-bit components would be rounded.
         dtype = at_least_float32(inputs.dtype)

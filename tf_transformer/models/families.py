@@ -101,10 +101,9 @@ def config_of(values: Mapping[str, Any], family: str | None = None) -> Transform
         BadInput: If no family has these fields or this name, or a value is out of range.
     """
     values = current_fields(values)
-    if family:
-        return made_of(registry.find("families", family).config, dict(values))
-    # Files of earlier versions, and exports, do not name their family. Its fields identify it.
-    fields = {family.config: {field.name for field in dataclasses.fields(family.config)} for family in families()}
+    # Files of earlier versions do not name their family. Its fields identify it.
+    configs = [one.config for one in ([registry.find("families", family)] if family else families())]
+    fields = {config: {field.name for field in dataclasses.fields(config)} for config in configs}
     fitting = [config for config, names in fields.items() if values.keys() <= names]
     if not fitting:
         supported = set().union(*fields.values())

@@ -95,7 +95,7 @@ def raises(text):
 
 
 WRONG = {
-    "raises": (raises, "FAIL", "raises: code 3: assertion failed"),
+    "raises": (raises, "FAIL", "raises: rows in one batch: code 3: assertion failed"),
     "neighbors": (lambda text: {"n": tf.cumsum(tf.strings.length(text))}, "FAIL", "but: row 1's n, row 2's n"),
     "bytes": (lambda text: {"first": tf.strings.substr(text, 0, 1)}, "FAIL", "bytes.first: invalid UTF-8"),
     "nan": (lambda text: {"n": tf.math.log(tf.cast(tf.strings.length(text), tf.float32))}, "FAIL", "nan.n: NaN or inf"),
