@@ -309,7 +309,7 @@ def test_elements_are_around_the_words_that_belong_to_theirs():
     assert to([2, 0, 1])("a <b>b</b> c") == "C A <b>B</b>"
     assert to([2, 1, 0])("<i>a <b>b</b></i> c") == "C <i><b>B</b> A</i>"
     assert to([0, 2, 1])("a<br/> <b>b</b> <i>c</i>".replace("<br/>", "")) == "A <i>C</i> <b>B</b>"
-    assert to([1, 0, 2])("a <b>b</b> <img src=x> c") == "<b>B</b> A <img src=x>C"
+    assert to([1, 0, 2])("a <b>b</b> <img src=x> c") == "<b>B</b> A <img src=x> C"
     assert to([0, 0, 1])("a <b>b</b>") == "A A <b>B</b>"
 
     class Marked(Words):
@@ -441,14 +441,16 @@ def test_pages_of_ten_languages(path):
 JOINED = {
     "en": [
         ["1. Two doors are open."],
-        ["Steps:", "1. Open the door.", "2) Close it."],
+        ["1. Open the door.", "2) Close it."],
         ["II. Methods follow."],
         ["2.1. Data are here."],
         ["\u00a7 5. Law is law.", "Go on."],
         ["Yes.", "No.", "Go."],
         ["... And then?"],
         ["\U0001f600 Stop."],
-        ["Go!", "!!"],
+        ["Go! !!"],
+        ["He left.", "Go on. 5."],
+        ["Go on.", "Ask Mr."],
     ],
     "fr": [
         ["M. Dupont dort."],
@@ -469,7 +471,7 @@ JOINED = {
 
 @pytest.mark.parametrize("language", JOINED)
 def test_a_sentence_has_a_word_of_its_own(language):
-    """Numbers of lists, initials and titles belong to the sentence after them."""
+    """Numbers of lists, initials and titles belong to the sentence after them, and stops to the one before."""
     for sentences in JOINED[language]:
         text = ("" if language == "zh" else " ").join(sentences)
         spans = Marked(text).sentences(sentences_in(language))

@@ -325,15 +325,23 @@ def sentences_in(language: str = "") -> Splitter:
 
 
 def _with_words(pieces: list[str]) -> list[str]:
-    """Joins pieces that have no word, such as "1." and "M.", and those that end in a title, with the next ones."""
+    """Joins pieces that have no word, such as "1." and "M.", and those that end in a title, with the next ones.
+
+    Those at the end are joined with the piece before.
+    """
     joined, waiting = list[str](), ""
     for piece in pieces:
-        has_word = _HAS_WORD.search(re.sub(_ROMAN, "", piece)) and not _ENDS_IN_TITLE.search(piece[-20:])
         waiting += piece
-        if has_word:
+        if _has_word(piece) and not _ENDS_IN_TITLE.search(piece[-20:]):
             joined.append(waiting)
             waiting = ""
+    if joined and not _has_word(waiting):
+        return [*joined[:-1], joined[-1] + waiting]
     return [*joined, waiting] if waiting else joined
+
+
+def _has_word(piece: str) -> bool:
+    return _HAS_WORD.search(re.sub(_ROMAN, "", piece)) is not None
 
 
 class Quotes:
