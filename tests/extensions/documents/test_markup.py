@@ -343,7 +343,7 @@ def test_native_code_of_xliff_and_tmx_is_no_text(name):
         expected += NATIVE[name][last : match.start()].upper() + match[0]
         last = match.end()
     assert engine.document(NATIVE[name], "xml") == expected + NATIVE[name][last:].upper()
-    assert not re.search(r"[\[\]{}<>%]", " ".join(engine.seen)), engine.seen
+    assert not re.search(r"[\[\]{}<>%]", " ".join(engine.asked)), engine.asked
 
 
 def test_text_within_native_code_is_translated():
@@ -356,13 +356,13 @@ def test_text_within_native_code_is_translated():
 def test_elements_of_other_vocabularies_are_text(document):
     words = re.sub("<[^<>]*>", "", document)
     engine = Words(str.upper)
-    assert re.sub("<[^<>]*>", "", engine.document(document, "xml")) == words.upper() and engine.seen == [words]
+    assert re.sub("<[^<>]*>", "", engine.document(document, "xml")) == words.upper() and engine.asked == [words]
 
 
 ESCAPED = [
     r"Don\'t open it",
     r"Say \"Go on\" now",
-    r"L\u2019eau est l\u00e0",
+    r"L\u2019eau\u2014l\u2019air",
     r"It\'s \"red\" \@ home\?",
     r"Two\nlines\n\nand \ttabs\r\n",
     r"\n\tBegin",
@@ -384,7 +384,13 @@ def test_escapes_of_apps_stay_and_no_word_has_them(text, format):
         expected += document[last : match.start()].upper() + match[0]
         last = match.end()
     assert engine.document(document, format) == expected + document[last:].upper()
-    assert not re.search(r"\\+(?:[nrtN](?!ame|ew|able)|['\"u])", " ".join(engine.seen)), engine.seen
+    assert not re.search(r"\\+(?:[nrtN](?!ame|ew|able)|['\"u])", " ".join(engine.asked)), engine.asked
+
+
+def test_only_the_characters_that_a_text_escapes_are_escaped_in_its_translation():
+    engine = Words({"d\u00e9j\u00e0": "\u00e0", "vu": "\u00c0"}.get)
+    assert engine.document(r"d\u00e9j\u00e0 vu") == "\\u00e0 \u00c0"
+    assert engine.asked == ["d\u00e9j\u00e0 vu"]
 
 
 def test_quotes_of_a_translation_are_escaped_as_those_of_the_text():
