@@ -170,8 +170,8 @@ def test_a_run_starts_with_the_weights_and_stores_them(unscored, corpus, tmp_pat
     """With a learning rate of 0. The run resumes without the checkpoint."""
     start = tt.Translator.from_pretrained(TRAINED, beam_size=1)
     config = dataclasses.replace(start.model.config, dropout=0.3)
-    still = {"recipe": dataclasses.replace(RECIPE, steps=2, eval_every=2, learning_rate=None)}
-    still["optimizer"] = keras.optimizers.SGD(0.0)
+    recipe = dataclasses.replace(RECIPE, steps=2, eval_every=2, learning_rate=None, warmup_steps=4_000)
+    still = {"recipe": recipe, "optimizer": keras.optimizers.SGD(0.0)}
     trainer = tt.Trainer(tmp_path / "run", config, corpus, start=start, **still)
     (row,) = trainer.fit()
     assert row["val_loss"] < 3  # 6 with random weights
