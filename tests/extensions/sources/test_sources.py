@@ -142,7 +142,7 @@ def test_joined_sources_are_like_joined_files(text, tmp_path):
     assert list(joined.pairs()) == [row[1:] for row in whole.rows()]
     assert list(joined.sentences()) == [text.decode() for _, *pair in whole.rows() for text in pair]
     for dev in (False, True):
-        assert list(HeldOut(joined, 7.0, dev).rows()) == list(HeldOut(whole, 7.0, dev).rows())
+        assert list(HeldOut(joined, 7, dev).rows()) == list(HeldOut(whole, 7, dev).rows())
     prepared = []
     for name, source in (("joined", joined), ("whole", whole)):
         work = tt.Preparation(source, tmp_path / name, tt.Filters(duplicates=True))
