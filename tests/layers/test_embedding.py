@@ -244,9 +244,16 @@ def test_embeddings_may_begin_with_trained_ones(options, positions):
 
 
 def test_arguments_of_keras_work_or_raise():
+    layer = PositionalEmbedding(13, 6, embeddings_regularizer=keras.regularizers.L2(0.3))
+    layer(np.array([[1, 2]]))
+    (loss,) = layer.losses
+    close(loss, 0.3 * (array(layer.embeddings) ** 2).sum())
     layer = PositionalEmbedding(13, 6, embeddings_regularizer="l2", lora_rank=2)
     layer(np.array([[1, 2]]))
-    assert len(layer.losses) == 1 and layer.lora_enabled
+    peer = keras.layers.Embedding(13, 6, embeddings_regularizer="l2", lora_rank=2)
+    peer(np.array([[1, 2]]))
+    assert layer.lora_enabled
+    assert len(layer.losses) == len(peer.losses)  # Keras regularizes what LoRA trains.
     layer = PositionalEmbedding(13, 6, embeddings_constraint="non_neg")
     layer(np.array([[1, 2]]))
     assert layer.embeddings.constraint is not None
