@@ -75,20 +75,21 @@ def test_only_the_chief_must_be_able_to_write(is_chief, capsys, monkeypatch):
 
 def test_options_arrive_at_the_trainer(text, tmp_path):
     """They are all fields of a recipe, and others. The preset sets the rest."""
-    recipe = {"batch_tokens": 1_000, "warmup_steps": 7, "learning_rate_factor": 0.5, "cooldown_steps": 3}
+    recipe = {"batch_tokens": 1_000, "warmup_steps": 7, "cooldown_steps": 3}
     recipe |= {"eval_every": 11, "average_last": 2, "tokenizer": "unigram", "mixed_precision": "float16"}
     recipe |= {"num_microbatches": 2, "clip_norm": 0.5, "on_nan": "skip", "jit_compile": "off", "seed": 5}
     recipe |= {"metric": "chrF++", "average": "best"}
-    recipe |= {"learning_rate": 0.01, "early_stopping_patience": 3, "ema_momentum": 0.9}
+    recipe |= {"early_stopping_patience": 3, "ema_momentum": 0.9}
     config = {"dropout": 0.25, "vocab_size": 401}
-    names = {name: name.replace("_", "-") for name in recipe | config} | {"tokenizer": "vocab-kind"}
-    argv = [part for name, value in (recipe | config).items() for part in (f"--{names[name]}", str(value))]
-    for length in ({"steps": 17}, {"epochs": 3}):
-        ((name, value),) = length.items()
-        trainer = trainer_of(translation, [*options(text, "--run", tmp_path / "run"), *argv, f"--{name}", value])
-        assert trainer.recipe == tt.Recipe(**recipe, **length)
-        assert set(recipe | {"steps": 1, "epochs": 1, "dev_sentences": 500}) == set(tt.Recipe().to_dict())
+    given = set(recipe) | {"dev_sentences"}
+    for more in ({"steps": 17, "learning_rate": 0.01}, {"epochs": 3, "learning_rate_factor": 0.5}):
+        names = {name: name.replace("_", "-") for name in recipe | config | more} | {"tokenizer": "vocab-kind"}
+        argv = [f"--{names[name]}={value}" for name, value in (recipe | config | more).items()]
+        given |= set(more)
+        trainer = trainer_of(translation, [*options(text, "--run", tmp_path / "run"), *argv])
+        assert trainer.recipe == tt.Recipe(**recipe, **more)
         assert (trainer.config.dropout, trainer.config.vocab_size, trainer.config.d_model) == (0.25, 401, 128)
+    assert given == set(tt.Recipe().to_dict())
     custom = tmp_path / "custom.model"
     tt.Tokenizer.train_from_iterator([line for file in text.iterdir() for line in file.open()], 331).save(custom)
     train = ["--train", text / "train.en", text / "train.de", "--dev", "0.03", "--tokenizer", custom]
@@ -97,6 +98,13 @@ def test_options_arrive_at_the_trainer(text, tmp_path):
     assert len(trainer.corpus.dev[0]) == 900 - len([*trainer.corpus.train.rows()])
     for preset, expected in {"multi30k": tt.RECIPES["multi30k"], "A_h4": tt.RECIPES["base"]}.items():
         assert trainer_of(translation, options(text, "--run", tmp_path / "run", "--preset", preset)).recipe == expected
+
+
+def test_a_rate_and_a_factor_are_refused_in_one_line(text, tmp_path, capsys):
+    argv = options(text, "--run", tmp_path / "run", "--learning-rate", 0.01, "--learning-rate-factor", 0.5)
+    message = "error: learning_rate: cannot be combined with learning_rate_factor=0.5, which is not read then. "
+    assert fails(translation, argv, capsys).startswith(message)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("more", "expected"), [([], "demo"), (["--run", "runs/x/name"], "name")])
