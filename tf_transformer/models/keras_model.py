@@ -204,6 +204,12 @@ class KerasModel(Model):
                     raise BadInput(f"{name}: expected one of logits, got {got}, which takes probabilities. {action}")
         super().compile(*args, **kwargs)
 
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        # Keras does not compile a loaded model whose `compile` is overridden. This one only checks its arguments.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer and self.built:
+            self.optimizer.build(self.trainable_variables)
+
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains the model as `keras.Model.fit` does, with short errors.
 
