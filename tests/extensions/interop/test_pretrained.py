@@ -171,8 +171,11 @@ def test_a_run_starts_with_the_weights_and_stores_them(unscored, corpus, tmp_pat
     start = tt.Translator.from_pretrained(TRAINED, beam_size=1)
     config = dataclasses.replace(start.model.config, dropout=0.3)
     recipe = dataclasses.replace(RECIPE, steps=2, eval_every=2, learning_rate=None, warmup_steps=4_000)
-    still = {"recipe": recipe, "optimizer": keras.optimizers.SGD(0.0)}
-    trainer = tt.Trainer(tmp_path / "run", config, corpus, start=start, **still)
+
+    def still():
+        return {"recipe": recipe, "optimizer": keras.optimizers.SGD(0.0)}
+
+    trainer = tt.Trainer(tmp_path / "run", config, corpus, start=start, **still())
     (row,) = trainer.fit()
     assert row["val_loss"] < 3  # 6 with random weights
     loaded = tt.load(tmp_path / "run", beam_size=1)
@@ -180,12 +183,12 @@ def test_a_run_starts_with_the_weights_and_stores_them(unscored, corpus, tmp_pat
         np.testing.assert_allclose(weight, other, rtol=1e-6)  # a mean of equal weights
     assert loaded.tokenizer.fingerprint == start.tokenizer.fingerprint
     assert loaded.export_options == start.export_options == {"origin": "trained", "max_length": 127}
-    assert tt.Trainer(tmp_path / "run", config, corpus, **still).fit() == [row]
+    assert tt.Trainer(tmp_path / "run", config, corpus, **still()).fit() == [row]
     assert "nothing to train: this run is at step 2 of 2. To train more, pass more steps" in capsys.readouterr().out
     other = tt.Translator.from_pretrained(TRAINED)
     other = other.replace(export_options={"origin": "another"})
     with pytest.raises(tt.BadInput, match='start.origin was "trained", now "another"'):
-        tt.Trainer(tmp_path / "run", config, corpus, start=other, **still).fit()
+        tt.Trainer(tmp_path / "run", config, corpus, start=other, **still()).fit()
 
 
 def test_a_start_of_other_sizes(corpus, tmp_path):
