@@ -30,7 +30,7 @@ def test_flags(name, monkeypatch):
     line, expected = FLAGS[name]
     monkeypatch.setattr(Path, "read_text", lambda path: f"processor\t: 0\n{line}\nbugs\t\t: none\n")
     assert processor.lacks_vnni() == expected
-    wide, narrow = {"dtype": "int8"}, {"dtype": "int8", "max_int8_weight": 64}
+    wide, narrow = {"dtype": "int8"}, {"dtype": "int8", "max_int8_pair": 128}
     for metadata, can_saturate in ((wide, True), (narrow, False), ({"dtype": "float32"}, False), ({}, False)):
         assert processor.saturates(metadata) == (expected and can_saturate)
 
@@ -59,6 +59,8 @@ def test_an_engine_warns_once(format, translator, made_once, saved, tmp_path, mo
     shutil.copytree(folder, tmp_path / "1")
     # As in an export of an earlier version.
     file.write_text(json.dumps(json.loads(file.read_text()) | {"dtype": "int8"}))
-    with pytest.warns(UserWarning, match="int8 weights of at most 64, since larger ones saturate.* again$") as caught:
+    with pytest.warns(
+        UserWarning, match="int8 weights whose pairs add up to at most 128, since others saturate.* again$"
+    ) as caught:
         tt.load(tmp_path / "1")
     assert len(caught) == 1 and caught[0].filename == __file__

@@ -376,8 +376,10 @@ def warn_of_truncated(long: Sequence[str | bytes], count: int) -> None:
 def warn_of_saturation(path: object, metadata: Mapping[str, Any], onednn: bool = False) -> None:
     """Warns if products of an export in int8 are known to saturate on this processor."""
     if saturates(metadata, onednn):
-        reason = "larger ones saturate on processors without VNNI, such as this one, which makes outputs worse"
-        warn_the_caller(f"{path}: expected int8 weights of at most 64, since {reason}. Export the model again")
+        reason = "others saturate on processors without VNNI, such as this one, which makes outputs worse"
+        warn_the_caller(
+            f"{path}: expected int8 weights whose pairs add up to at most 128, since {reason}. Export the model again"
+        )
 
 
 def warn_the_caller(message: str) -> None:

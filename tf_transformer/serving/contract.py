@@ -22,7 +22,7 @@ from tf_transformer.models.transformer import Transformer
 from tf_transformer.models.weights import check_finite
 from tf_transformer.tokenizers.strings import BYTES_OF_A_TOKEN, truncate_in_graph
 from tf_transformer.tokenizers.tokenizer import EOS_ID, Tokenizer
-from tf_transformer.utils.processor import MAX_INT8_WEIGHT
+from tf_transformer.utils.processor import MAX_INT8_PAIR, pair_sums
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import Fact, checked, convert, number
 from tf_transformer.utils.version import __version__
@@ -89,9 +89,10 @@ class Root(tf.Module):
         facts = {"contract": CONTRACT, "vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.fingerprint}
         facts |= {"parameters": parameters, "dtype": model.dtype_policy.name}
         if facts["dtype"] == "int8":
-            # Those of a model from a file of an earlier version go up to 127.
-            integers = [np.asarray(weight, "int32") for weight in model.weights if weight.dtype == "int8"]
-            facts[MAX_INT8_WEIGHT] = max((int(np.abs(matrix).max()) for matrix in integers), default=0)
+            # Those of a model from a file of an earlier version may saturate.
+            integers = [weight for weight in model.weights if weight.dtype == "int8"]
+            pairs = (pair_sums(np.asarray(one), axis=int(one.name == "embeddings")) for one in integers)
+            facts[MAX_INT8_PAIR] = max((int(each.max()) for each in pairs), default=0)
         self.describe(**metadata, **facts, framework_version=__version__, tf_version=tf.__version__)
 
         self.names = ["model_info"]

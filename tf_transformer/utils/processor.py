@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MAX_INT8_WEIGHT = "max_int8_weight"  # entry of an export's metadata
-# The largest weight for which oneDNN and onnxruntime are exact on every processor. On x86-64 without VNNI, they
-# multiply inputs of 0 to 255 and add pairs of products in 16 bits, which saturate: 2 * 255 * 64 < 2**15.
-EXACT_INT8_WEIGHT = 64
+import numpy as np
+
+MAX_INT8_PAIR = "max_int8_pair"  # entry of an export's metadata
+# The largest sum of two weights for which oneDNN and onnxruntime are exact on every processor. On x86-64 without VNNI,
+# they multiply inputs of 0 to 255 and add products 2k and 2k + 1 in 16 bits, which saturate: 255 * 128 < 2**15.
+EXACT_INT8_PAIR = 128
 VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
 OLDER = {"SSE41", "AVX", "AVX2", "AVX512_CORE"}  # values of ONEDNN_MAX_CPU_ISA that exclude VNNI
 
@@ -32,6 +34,17 @@ def saturates(metadata: Mapping[str, Any], onednn: bool = False) -> bool:
         metadata: The export's metadata.
         onednn: Whether oneDNN multiplies, which an environment variable can limit to older instructions.
     """
-    is_wide = metadata.get("dtype") == "int8" and metadata.get(MAX_INT8_WEIGHT) not in range(EXACT_INT8_WEIGHT + 1)
+    is_wide = metadata.get("dtype") == "int8" and metadata.get(MAX_INT8_PAIR) not in range(EXACT_INT8_PAIR + 1)
     is_limited = onednn and os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in OLDER
     return is_wide and (is_limited or lacks_vnni())
+
+
+def pair_sums(matrix: np.ndarray, axis: int) -> np.ndarray:
+    """Returns the magnitudes of sums of weights 2k and 2k + 1 along `axis`: [pairs, channels].
+
+    Only weights of one sign are added, since inputs are not negative.
+    """
+    rows = np.moveaxis(matrix if matrix.dtype.kind == "f" else matrix.astype("int32"), axis, 0)
+    rows = np.concatenate([rows, np.zeros_like(rows[: len(rows) % 2])])
+    positive, negative = (np.maximum(signed, 0) for signed in (rows, -rows))
+    return np.maximum(positive[::2] + positive[1::2], negative[::2] + negative[1::2])

@@ -29,10 +29,20 @@ TEXTS = ["Two doors.", "The red door opens.", "", "A small key."]
 def by_hand(x, matrix):
     """Returns x [B, d] @ matrix [d, n], computed in integers with scales of rows and columns."""
     row_scale = np.abs(x).max(axis=1, keepdims=True)
-    column_scale = np.abs(matrix).max(axis=0, keepdims=True)
+    column_scale = step_by_hand(matrix)
     rows = np.rint(x * np.float32(127) / row_scale).astype(int)
-    columns = np.rint(matrix * np.float32(64) / column_scale).astype(int)
-    return (rows @ columns) * (row_scale.astype(float) * column_scale.astype(float) / (127 * 64))
+    columns = np.rint(matrix / column_scale).astype(int)
+    return (rows @ columns) * (row_scale.astype(float) * column_scale.astype(float) / 127)
+
+
+def step_by_hand(matrix):
+    """Returns what 1 stands for in each column of a matrix [d, n]: the largest sum of a pair / 127."""
+    steps = []
+    for column in matrix.T:
+        pairs = [column[k : k + 2] for k in range(0, len(column), 2)]
+        sums = [abs(sum(w for w in pair if sign * w > 0)) for pair in pairs for sign in (1, -1)]
+        steps.append(max(sums) / np.float32(127))
+    return np.array(steps, "float32")
 
 
 @needs_int8
@@ -46,7 +56,7 @@ def test_int8_product_is_that_of_integers(B, d, n, transposed, seed):
     output = int8.int8_product(x, integers.T if transposed else integers, largest, transposed)
     expected = by_hand(x, matrix)
     # A component that lies between two whole numbers may be rounded to either.
-    step = np.abs(x).max(axis=1, keepdims=True) * np.abs(matrix).max(axis=0) / 64
+    step = np.abs(x).max(axis=1, keepdims=True) * step_by_hand(matrix)
     np.testing.assert_array_less(np.abs(output - expected), 1e-5 * np.abs(expected) + 1.01 * step)
     assert np.mean(np.abs(output - expected) > 1e-4 * step) < 0.05
 
@@ -70,7 +80,15 @@ def test_whole_numbers_stand_for_their_weights_to_half_a_step():
     for axis in (0, 1):
         integers, largest = int8.quantized(matrix, axis)
         dequantized = integers * np.expand_dims(largest, axis) / 127
-        assert integers.dtype == np.int8 and (np.abs(integers).max(axis) == np.where(largest > 0, 64, 0)).all()
+        columns = np.moveaxis(integers, axis, 0).astype(int)
+        pairs = [
+            (column[k : k + 2].clip(0).sum(), -column[k : k + 2].clip(None, 0).sum())
+            for column in columns.T
+            for k in range(0, len(column), 2)
+        ]
+        assert integers.dtype == np.int8 and 126 <= np.max(pairs) <= 128
+        # A pair of two signs does not count together, so single weights use all of 8 bits.
+        assert np.abs(columns).max() > 100
         assert (np.abs(dequantized - matrix) <= np.expand_dims(largest, axis) / 253).all()
 
 
@@ -137,8 +155,7 @@ def test_a_translator_in_8_bits(translator, tmp_path):
     eight.save(tmp_path / "1", source_language="en")
     metadata = json.loads((tmp_path / "1/assets.extra/tf_transformer.json").read_text())
     assert (metadata["dtype"], metadata["parameters"]) == ("int8", translator.model.count_params())
-    assert metadata["max_int8_weight"] == 64
-    assert metadata["max_int8_weight"] == 64
+    assert 120 <= metadata["max_int8_pair"] <= 128
     again = tt.Translator.from_pretrained(tmp_path / "1")
     for weight, expected in zip(again.model.weights, eight.model.weights, strict=True):
         assert weight.dtype == expected.dtype

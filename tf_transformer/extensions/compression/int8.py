@@ -1,9 +1,9 @@
 """Matmuls of 8-bit integers, for serving on CPUs: `Int8`, the dtype policy of a `Transformer`.
 
 Each row of an input is scaled so that its largest magnitude becomes 127, and each output channel of a weight matrix so
-that it becomes 64. Sums of products are then exact integers on every processor, so the rows of a product do not depend
-on each other. Everything else is float32, including small matrices, whose products take less time than converting the
-rows.
+that no two neighbors add up to more than 128. Sums of products are then exact integers on every processor, so the rows
+of a product do not depend on each other. Everything else is float32, including small matrices, whose products take less
+time than converting the rows.
 
 On TensorFlow, oneDNN's operation `_QuantizedMatMul` computes the product.
 """
@@ -20,7 +20,7 @@ from keras import ops
 from tf_transformer.config import BadInput
 from tf_transformer.layers import PositionalEmbedding
 from tf_transformer.utils.files import plainly_named
-from tf_transformer.utils.processor import EXACT_INT8_WEIGHT
+from tf_transformer.utils.processor import pair_sums
 from tf_transformer.utils.type_names import Shape, Tensor
 
 INT8_MAX = 127.0
@@ -127,11 +127,14 @@ def rounded(layer: keras.layers.Layer, values: dict[str, np.ndarray], matrix: st
 
 
 def quantized(matrix: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds a matrix to integers of at most 64. Returns them, and along `axis` the magnitudes that 127 stands for."""
-    # Files of earlier versions hold integers up to 127. These magnitudes decode both.
-    largest = np.abs(matrix).max(axis=axis, keepdims=True) * np.float32(INT8_MAX / EXACT_INT8_WEIGHT)
-    integers = np.round(matrix * (INT8_MAX / np.maximum(largest, MIN_MAGNITUDE)))
-    return integers.astype("int8"), largest.squeeze(axis).astype("float32")
+    """Rounds a matrix to integers whose pairs are exact: sums of products run along `axis`.
+
+    Returns them, and along `axis` the magnitudes that 127 stands for.
+    """
+    # No weight is larger than its pair. A pair of 127 may be rounded to EXACT_INT8_PAIR.
+    largest = pair_sums(matrix, axis).max(axis=0)
+    integers = np.round(matrix * (INT8_MAX / np.maximum(np.expand_dims(largest, axis), MIN_MAGNITUDE)))
+    return integers.astype("int8"), largest.astype("float32")
 
 
 def int8_product(x: Tensor, matrix: Tensor, largest: Tensor, transposed: bool = False) -> Any:

@@ -19,9 +19,10 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.text_model import TextModel
+from tf_transformer.extensions.compression.int8 import INT8_MAX, quantized
 from tf_transformer.extensions.interop.formats.portable import Portable, graph_of_ids
 from tf_transformer.utils.lazy import import_extra, lazily
-from tf_transformer.utils.processor import EXACT_INT8_WEIGHT, MAX_INT8_WEIGHT
+from tf_transformer.utils.processor import EXACT_INT8_PAIR, MAX_INT8_PAIR
 
 onnx, helper, numpy_helper = (lazily(f"onnx{part}", "an export to ONNX") for part in ("", ".helper", ".numpy_helper"))
 _CENTERED = ("Sub", "x", ("ReduceMean", "x"))
@@ -42,7 +43,7 @@ class ONNXFolder(Portable):
     """Format of ONNX. docs/guides/onnx.md describes inputs and outputs of model.onnx."""
 
     engine, package, file = "ONNX", "onnxruntime", "model.onnx"
-    int8_facts = {MAX_INT8_WEIGHT: EXACT_INT8_WEIGHT}  # noqa: RUF012
+    int8_facts = {MAX_INT8_PAIR: EXACT_INT8_PAIR}  # noqa: RUF012
 
     def _check(self, translator: TextModel) -> None:
         for module in ("tf2onnx", "onnxruntime"):
@@ -320,6 +321,7 @@ def _quantized(model: Any) -> Any:
     """Makes matmuls of 8-bit integers: weights have a scale per channel, inputs get one when they are computed."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    weights = {one.name: numpy_helper.to_array(one) for part in graphs_in(model.graph) for one in part.initializer}
     # Without this mark it logs advice.
     helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
     with tempfile.TemporaryDirectory() as folder:
@@ -330,7 +332,15 @@ def _quantized(model: Any) -> Any:
             op_types_to_quantize=["MatMul", "Gemm"],
             per_channel=True,
             weight_type=QuantType.QInt8,
-            reduce_range=True,  # to EXACT_INT8_WEIGHT
             extra_options={"EnableSubgraph": True},  # the loop's body
         )
-        return onnx.load(path)
+        model = onnx.load(path)
+    # onnxruntime rounds to integers that saturate on some processors.
+    stored = {one.name: one for part in graphs_in(model.graph) for one in part.initializer}
+    for name in weights:
+        if f"{name}_quantized" in stored:
+            integers, largest = quantized(weights[name], axis=0)
+            for part, values in (("quantized", integers), ("scale", largest / np.float32(INT8_MAX))):
+                one = stored[f"{name}_{part}"]
+                one.CopyFrom(numpy_helper.from_array(values, one.name))
+    return model
