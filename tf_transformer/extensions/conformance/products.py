@@ -40,8 +40,10 @@ def products_of(path: Path) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _largest_pair(matrix: np.ndarray) -> int:
-    """Returns the largest sum of weights 2k and 2k + 1 of a column, which are of one sign or count alone."""
-    weights = np.pad(matrix.astype(int), ((0, len(matrix) % 2), (0, 0)))
+    """Returns the largest sum of two weights of a column that can meet, as in `utils.processor`."""
+    weights = matrix.astype(int)
+    if len(weights) % 4:
+        return 2 * int(np.abs(weights).max())
     return max(int((one[::2] + one[1::2]).max()) for one in (weights.clip(0), -weights.clip(None, 0)))
 
 
