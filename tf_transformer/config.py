@@ -81,6 +81,11 @@ class TransformerConfig:
         return self.num_decoder_layers or self.num_layers
 
     @property
+    def num_positions(self) -> int | None:
+        """Length of the longest sequence that has positions. `None` means any."""
+        return self.max_length if self.positions == "learned" else None
+
+    @property
     def alignment_heads(self) -> int | None:
         """Number of the last layer's first heads whose mean aligns words. `None` means all."""
         return None
@@ -91,7 +96,7 @@ class TransformerConfig:
         # Per column of d_model: W^Q and W^K have h * d_k weights each, W^V and W^O h * d_v, W_1 and W_2 d_ff.
         d_k, d_v = (size or self.d_model // self.num_heads for size in (self.d_k, self.d_v))
         attention, feed_forward = 2 * self.num_heads * (d_k + d_v), 2 * self.d_ff
-        rows = self.vocab_size + (self.max_length if self.positions == "learned" else 0)
+        rows = self.vocab_size + (self.num_positions or 0)
         encoder, decoder = attention + feed_forward, 2 * attention + feed_forward
         return self.d_model * (rows + self.num_layers * encoder + self.decoder_layers * decoder)
 

@@ -64,8 +64,8 @@ class TextModel(Immutable):
                 f"expected a tokenizer of the model's vocab_size={config.vocab_size}, got {tokenizer.vocab_size}"
             )
         values = translator_options(options)
-        if config.positions == "learned":  # a source needs one position for EOS
-            values["max_source_length"] = min(values["max_source_length"], config.max_length - 1)
+        if model.max_length is not None:  # a source needs one position for EOS
+            values["max_source_length"] = min(values["max_source_length"], model.max_length - 1)
         self.model = model
         self.tokenizer = tokenizer
         self.export_options = dict(export_options or {})
@@ -185,8 +185,8 @@ class TextModel(Immutable):
             return None
         # The widest row without EOS and languages sets the length for all. JAX compiles once per such length.
         most = source.shape[1] - 1 - self.tokenizer.num_language_tokens + self.extra_length
-        if self.model.config.positions == "learned":
-            most = min(most, self.model.config.max_length)
+        if self.model.max_length is not None:
+            most = min(most, self.model.max_length)
         return Fixed(beams, max(1, min(most, longest or most)))
 
     def problem(
@@ -215,8 +215,8 @@ class TextModel(Immutable):
         """Returns the maximum number of tokens of each output, including EOS: int32 [B]. Empty sources get 0."""
         # "We set the maximum output length during inference to input length + 50, but terminate early when possible."
         limit = ops.minimum(ops.minimum(source_length, self.max_source_length) + self.extra_length, max_length)
-        if self.model.config.positions == "learned":
-            limit = ops.minimum(limit, self.model.config.max_length)
+        if self.model.max_length is not None:
+            limit = ops.minimum(limit, self.model.max_length)
         return ops.where(source_length > 0, limit, 0)
 
     def score_targets(self, source: Tensor, target: Tensor) -> "tf.Tensor":

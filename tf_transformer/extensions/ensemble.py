@@ -45,6 +45,11 @@ class Ensemble(keras.Model):
         self.config = models[0].config
         self.built = True
 
+    @property
+    def max_length(self) -> int | None:
+        """Length of the longest sequence that has positions. `None` means any."""
+        return self.models[0].max_length
+
     def __reduce__(self) -> Any:
         """Pickles the models, each as Keras does."""
         return type(self), ([*self.models],)

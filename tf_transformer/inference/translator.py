@@ -432,7 +432,7 @@ class Translator(TextModel, Engine):
     def _most(self) -> int:
         """Returns the maximum number of tokens of an output, including EOS."""
         most: int = self.max_source_length + self.extra_length
-        return min(most, self.model.config.max_length) if self.model.config.positions == "learned" else most
+        return most if self.model.max_length is None else min(most, self.model.max_length)
 
     def save(self, path: str | os.PathLike[str], format: str = "savedmodel", **options: Any) -> None:
         """Saves the translator in a format of `serving.formats`, atomically.

@@ -2,8 +2,9 @@
 
 from tf_transformer.layers.attention import KeyValue, MultiHeadAttention, attention
 from tf_transformer.layers.decoder import DecoderCache, DecoderLayer
-from tf_transformer.layers.embedding import PositionalEmbedding, PositionalEncoding, sinusoids
+from tf_transformer.layers.embedding import PositionalEmbedding, PositionalEncoding
 from tf_transformer.layers.encoder import EncoderLayer
+from tf_transformer.layers.positions import Positions, sinusoids
 from tf_transformer.layers.restricted import RestrictedEncoderLayer, restricted_attention
 from tf_transformer.layers.sublayers import AddAndNorm, FeedForward
 
@@ -17,6 +18,7 @@ __all__ = [
     "MultiHeadAttention",
     "PositionalEmbedding",
     "PositionalEncoding",
+    "Positions",
     "RestrictedEncoderLayer",
     "attention",
     "restricted_attention",

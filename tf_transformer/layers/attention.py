@@ -137,12 +137,13 @@ class MultiHeadAttention(Layer):
                 f"got d_model={d_model}, num_heads={self.num_heads}, d_k={self.d_k}, d_v={self.d_v}"
             )
         d_k, d_v = (size or d_model // self.num_heads for size in (self.d_k, self.d_v))
+        h = self.num_kv_heads
 
         # Query, key and value are initialized as if they were one kernel [d, 3d], as in the authors' code.
         # One matmul projects for all heads: W_1^Q .. W_h^Q side by side.
         self.query_projection = self._projection("query", self.num_heads * d_k, 0.5)
-        self.key_projection = self._projection("key", self.num_heads * d_k, 0.5)
-        self.value_projection = self._projection("value", self.num_heads * d_v, 0.5)
+        self.key_projection = self._projection("key", h * d_k, 0.5)
+        self.value_projection = self._projection("value", h * d_v, 0.5)
         self.output_projection = self._projection("output", d_model, 1.0)
         self.query_projection.build(query_shape)
         self.key_projection.build(value_shape)
@@ -155,9 +156,14 @@ class MultiHeadAttention(Layer):
         initializer = keras.initializers.VarianceScaling(scale, "fan_avg", "uniform")  # 1 is Glorot's
         return dense(units, kernel_initializer=initializer, **options)
 
-    def _heads(self, projection: keras.layers.Layer, x: Tensor) -> Any:
-        """Projects x [B, T, d] and splits it into heads [B, h, T, width of a head]."""
-        projected, h = projection(as_rows(x)), self.num_heads  # [B * T, h * width]
+    @property
+    def num_kv_heads(self) -> int:
+        """Number of heads of keys and values. A variant may have fewer, which several heads of queries share."""
+        return self.num_heads
+
+    def _heads(self, projection: keras.layers.Layer, x: Tensor, h: int) -> Any:
+        """Projects x [B, T, d] and splits it into h heads [B, h, T, width of a head]."""
+        projected = projection(as_rows(x))  # [B * T, h * width]
         by_head = ops.reshape(projected, (*ops.shape(x)[:-1], h, projected.shape[-1] // h))  # [B, T, h, width]
         # Not `transpose`, which takes TensorFlow two to four times as long on a CPU.
         return ops.einsum("bthd->bhtd", by_head)
@@ -166,7 +172,8 @@ class MultiHeadAttention(Layer):
 
     def project(self, value: Tensor) -> KeyValue:
         """Returns the keys [B, h, S, d_k] and values [B, h, S, d_v] of a sequence [B, S, d]."""
-        return KeyValue(self._heads(self.key_projection, value), self._heads(self.value_projection, value))
+        h = self.num_kv_heads
+        return KeyValue(self._heads(self.key_projection, value, h), self._heads(self.value_projection, value, h))
 
     def attend(
         self,
@@ -181,7 +188,7 @@ class MultiHeadAttention(Layer):
         Returns:
             The output [B, T, d] and the attention weights [B, h, T, S].
         """
-        heads = self._heads(self.query_projection, query)  # [B, h, T, d_k]
+        heads = self._heads(self.query_projection, query, self.num_heads)  # [B, h, T, d_k]
         dropout = functools.partial(self.weight_dropout, training=training) if self.dropout else None
         output, scores = attention(heads, kv.key, kv.value, attention_mask, dropout)  # [B, h, T, d_v], [B, h, T, S]
         # Concat(head_1 .. head_h) W^O, by rows.

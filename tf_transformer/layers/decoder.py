@@ -39,6 +39,8 @@ class DecoderLayer(TransformerLayer):
         attention_mask: Booleans of shape `(B, T, C)`, True where a token may attend. Defaults to a causal mask.
         cache: `DecoderCache` with C slots. `x` is written to the slots slot .. slot + T - 1.
         slot: The cache's slot for the first column of `x`.
+        positions: Positions of the columns of `x`, `(B, T)` or `(1, T)`, for variants whose attention depends on them.
+            Defaults to 0 .. T - 1.
         return_attention_scores: Whether to also return the attention weights.
         training: Whether to apply dropout.
         mask: Same as `x_mask`. Keras uses this name without memory.
@@ -92,7 +94,7 @@ class DecoderLayer(TransformerLayer):
         kv = None if memory is None else self.cross_attention.project(memory)
         # No position of x is projected: the result has the sizes and the dtype of the slots.
         sizes = kv or self.self_attention.project(x[:, :0])
-        B, h = ops.shape(x if memory is None else memory)[0], self.num_heads
+        B, h = ops.shape(x if memory is None else memory)[0], self.self_attention.num_kv_heads
         empty = (ops.zeros((B, h, slots, part.shape[-1]), part.dtype) for part in sizes)
         return DecoderCache(KeyValue(*empty), kv)
 
@@ -105,13 +107,14 @@ class DecoderLayer(TransformerLayer):
         attention_mask: Tensor = None,
         cache: DecoderCache | None = None,
         slot: Tensor = 0,
+        positions: Tensor = None,
         return_attention_scores: bool = False,
         training: bool | None = None,
         mask: Tensor = None,
     ) -> Any:
         # Keys and values of self-attention: those of x or, with a cache, also those of earlier tokens.
         inputs = self.self_attention_norm.sublayer_input(x)
-        target = self.self_attention.project(inputs)  # [B, h, T, d_k], [B, h, T, d_v]
+        target = self.project_itself(inputs, positions)  # [B, h, T, d_k], [B, h, T, d_v]
         if cache is None:
             kv, first = None if memory is None else self.cross_attention.project(memory), 0
             padding = as_key_mask(mask if x_mask is None else x_mask)
@@ -124,7 +127,7 @@ class DecoderLayer(TransformerLayer):
         if attention_mask is None:
             attention_mask = causal_mask(ops.shape(x)[1], ops.shape(target.key)[2], first)
         attention_mask = intersect(attention_mask, padding)
-        attended, self_scores = self.self_attention.attend(inputs, target, attention_mask, training=training)
+        attended, self_scores = self.attend_to_itself(inputs, target, attention_mask, positions, training)
         x, cross_scores = self.self_attention_norm(x, attended, training=training), None
 
         # "In addition to the two sub-layers in each encoder layer, the decoder inserts a third sub-layer, which
@@ -141,3 +144,16 @@ class DecoderLayer(TransformerLayer):
         if return_attention_scores:
             outputs += (self_scores,) if kv is None else (self_scores, cross_scores)
         return outputs if len(outputs) > 1 else x
+
+    # A variant may override these. Both get the positions of the columns of x, [B, T] or [1, T], or `None` for 0 to
+    # T - 1.
+
+    def project_itself(self, x: Tensor, positions: Tensor) -> KeyValue:
+        """Returns the keys and values of x [B, T, d] for self-attention, which the cache keeps."""
+        return self.self_attention.project(x)
+
+    def attend_to_itself(
+        self, x: Tensor, kv: KeyValue, mask: Tensor, positions: Tensor, training: bool | None
+    ) -> tuple[Any, Any]:
+        """Attends from x [B, T, d] to keys and values of C slots, under a mask that broadcasts to [B, T, C]."""
+        return self.self_attention.attend(x, kv, mask, training=training)

@@ -1,7 +1,6 @@
-"""Embeddings, which share their weights with the softmax (section 3.4), and positions (section 3.5)."""
+"""Embeddings, which share their weights with the softmax (section 3.4), with positions (section 3.5)."""
 
 import functools
-import math
 from typing import Any, Literal
 
 import keras
@@ -9,58 +8,20 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.layers.layer import Layer, at_least_float32, by_row, rank_of, resolved_policy
+from tf_transformer.layers.positions import Positions, positions_of
 from tf_transformer.layers.sublayers import Dropout
 from tf_transformer.masks import padding_mask
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import BadInput, Count, Natural, Rate, checked, shown
 
-Sinusoids = Literal["sinusoidal", "halves", "fairseq"]
 # Arguments of Keras's `ReversibleEmbedding` that `PositionalEmbedding` does not have, with what is the case.
 FIXED = {"tie_weights": True, "reverse_dtype": None, "logit_soft_cap": None, "input_length": None}
 
 
-@checked
-def sinusoids(
-    positions: Tensor,
-    d_model: Count,
-    kind: Sinusoids = "sinusoidal",
-    dtype: Literal["float32", "float64"] = "float32",
-) -> Any:
-    """Computes sinusoidal position encodings (section 3.5).
+class PositionedLayer(Layer):
+    """Base of the layers that add positions (section 3.5).
 
-    PE(pos, 2i) = sin(pos / 10000^(2i / d_model)) and PE(pos, 2i + 1) = cos(the same), interleaved.
-
-    Args:
-        positions: Integers of shape [T].
-        d_model: Width of an encoding.
-        kind: "sinusoidal" is the paper's. "halves" has all sines before all cosines. "fairseq" is the same, with a
-            longest wave of exactly 2 pi * 10000.
-        dtype: Dtype of the result.
-
-    Returns:
-        Encodings [T, d_model]. In float32 they are accurate to about 1e-6 for positions below 4,096.
-    """
-    frequencies = 10_000.0 ** (-np.arange(0, d_model, 2) / d_model)  # float64
-    if kind == "fairseq":
-        frequencies = 10_000.0 ** (-np.arange(len(frequencies)) / max(len(frequencies) - 1, 1))
-    # Computed from the positions, not taken from a table, which would limit their number.
-    # A plain float32 product of position and frequency is wrong by up to 2e-4 below position 4,096. So compute in full
-    # circles, of which only the fraction matters: 12 leading bits make the product with a 12-bit position exact.
-    turns = frequencies / (2 * math.pi)  # full circles per position
-    mantissa, exponent = np.frexp(turns)
-    coarse = np.ldexp(np.round(mantissa * 2**12), exponent - 12)
-    positions = ops.expand_dims(ops.cast(positions, dtype), -1)  # [T, 1]
-    circles = positions * coarse.astype(dtype)
-    angles = 2 * math.pi * ((circles - ops.floor(circles)) + positions * (turns - coarse).astype(dtype))
-    pairs = ops.stack([ops.sin(angles), ops.cos(angles)], axis=-1)  # [T, ceil(d_model / 2), 2]
-    pairs = ops.reshape(pairs, (-1, 2 * len(frequencies)))[:, :d_model]  # [T, d_model], interleaved
-    return pairs if kind == "sinusoidal" else ops.concatenate([pairs[:, 0::2], pairs[:, 1::2]], axis=-1)
-
-
-class Positions(Layer):
-    """Base of the layers that add positions (section 3.5): sinusoids, or a table of learned vectors.
-
-    A subclass has the attributes `positions` and `max_length`, and `d_model` once it is built.
+    A subclass has the attributes `positions`, `max_length` and, once it is built, `d_model`.
     """
 
     first_position = 0
@@ -70,41 +31,51 @@ class Positions(Layer):
         """Dtype of the sum of a vector and its position, which is then rounded once to the compute dtype."""
         return at_least_float32(self.compute_dtype)
 
-    def add_table(self, initializer: Any) -> None:
-        # Sinusoids have no weights: the two "produced nearly identical results" (row E of Table 3), and sinusoids "may
-        # allow the model to extrapolate to sequence lengths longer than the ones encountered during training".
-        if self.positions == "learned":
-            shape = (self.max_length, self.d_model)
-            self.position_embeddings = self.add_weight(shape, initializer, name="position_embeddings")
+    @functools.cached_property
+    def position_kind(self) -> Positions:
+        """Kind of positions."""
+        return positions_of(self.positions, self.max_length, self.first_position)
+
+    @property
+    def num_positions(self) -> int | None:
+        """Length of the longest sequence. `None` means any."""
+        return self.position_kind.max_length
 
     def encoding(self, position: Tensor) -> Any:
         """Returns the encoding of `position` [T]: [T, d] in `sum_dtype`."""
-        if self.positions == "learned":
-            return ops.cast(ops.take(self.position_embeddings, position, axis=0), self.sum_dtype)
-        position = position + self.first_position if self.first_position else position
-        return sinusoids(position, self.d_model, self.positions, self.sum_dtype)
+        return self.position_kind.encoding(self, position)
 
     def encoding_of(self, x: Tensor) -> Any:
         """Returns the encoding of positions 0 to T - 1 of a sequence x [B, T, ...]: [T, d] in `sum_dtype`."""
-        if self.positions != "learned":
-            return self.encoding(ops.arange(ops.shape(x)[1], dtype="int32"))
-        if (x.shape[1] or 0) > self.max_length:
+        if self.num_positions is not None and (x.shape[1] or 0) > self.num_positions:
+            name = type(self.position_kind).__name__.lower()
             raise BadInput(
-                f"{self.name}: expected at most max_length={self.max_length} learned positions, "
+                f"{self.name}: expected at most max_length={self.num_positions} {name} positions, "
                 f"got a sequence of shape {tuple(x.shape)}"
             )
-        # A slice, since a GPU's gather returns zeros for positions beyond the table. Too few rows raise.
-        return ops.cast(self.position_embeddings[: ops.shape(x)[1]], self.sum_dtype)
+        return self.position_kind.first(self, ops.shape(x)[1])
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        if isinstance(self.positions, Positions):
+            config["positions"] = keras.saving.serialize_keras_object(self.positions)
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        if isinstance(config.get("positions"), dict):
+            config = config | {"positions": keras.saving.deserialize_keras_object(config["positions"])}
+        return super().from_config(config)
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class PositionalEncoding(Positions):
+class PositionalEncoding(PositionedLayer):
     """Adds positions to vectors, such as a time series, image patches or audio frames (section 3.5).
 
     Computes `Dropout(x + position)`. For token ids, use `PositionalEmbedding`.
 
     Args:
-        positions: `"sinusoidal"`, for sequences of any length, or `"learned"`.
+        positions: `"sinusoidal"`, for sequences of any length, `"learned"`, or an instance of `Positions`.
         max_length: Number of learned positions. A longer sequence raises an error.
         dropout: Dropout rate of the sum.
 
@@ -123,7 +94,7 @@ class PositionalEncoding(Positions):
     @checked
     def __init__(
         self,
-        positions: Literal["sinusoidal", "learned"] = "sinusoidal",
+        positions: Literal["sinusoidal", "learned"] | Positions = "sinusoidal",
         max_length: Count = 1024,
         dropout: Rate = 0.0,
         **kwargs: Any,
@@ -135,7 +106,7 @@ class PositionalEncoding(Positions):
 
     def build(self, x_shape: Shape) -> None:
         self.d_model = x_shape[-1]
-        self.add_table(keras.initializers.RandomNormal(stddev=self.d_model**-0.5))
+        self.position_kind.build(self, keras.initializers.RandomNormal(stddev=self.d_model**-0.5))
         self._drop: Any = Dropout(self.dropout, dtype=self.dtype_policy)
 
     def call(self, x: Tensor, training: bool | None = None) -> Any:
@@ -148,7 +119,7 @@ class PositionalEncoding(Positions):
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
-class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
+class PositionalEmbedding(PositionedLayer, keras.layers.ReversibleEmbedding):
     """Token embeddings plus positions: Dropout(sqrt(d_model) * embedding + position).
 
     Id 0 is padding, and the layer's mask hides it, unless `mask_zero` is false. Embeddings start with standard
@@ -158,7 +129,8 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
     Args:
         vocab_size: Vocabulary size V.
         d_model: Width of an embedding.
-        positions: "sinusoidal", for any length, "learned" (row E of Table 3), or another kind of `sinusoids`.
+        positions: "sinusoidal", for any length, "learned" (row E of Table 3), another kind of `sinusoids`, or an
+            instance of `Positions`.
         max_length: Number of learned positions. Longer sequences raise an error.
         dropout: Dropout rate of the sum (section 5.4).
         scale: Whether to multiply embeddings by sqrt(d_model), as in the paper.
@@ -196,7 +168,7 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
         self,
         vocab_size: Count,
         d_model: Count = 512,
-        positions: Literal["sinusoidal", "learned", "halves", "fairseq"] = "sinusoidal",
+        positions: Literal["sinusoidal", "learned", "halves", "fairseq"] | Positions = "sinusoidal",
         max_length: Count = 1024,
         dropout: Rate = 0.1,
         scale: bool = True,
@@ -239,7 +211,7 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
     def build(self, ids_shape: Shape) -> None:
         self._dtype_policy = resolved_policy(self)
         self.build_table(ids_shape)
-        self.add_table(self._positions_initializer)
+        self.position_kind.build(self, self._positions_initializer)
         self.logits_bias: Any = (
             self.add_weight((self.vocab_size,), "zeros", name="logits_bias") if self.use_bias else None
         )
@@ -313,7 +285,7 @@ class PositionalEmbedding(Positions, keras.layers.ReversibleEmbedding):
     @property
     def variable_serialization_spec(self) -> dict[Any, list[str]]:
         """Names of the weights in Keras's files, in order: those of Keras's own layer, then ours."""
-        ours = ["position_embeddings"] * (self.positions == "learned") + ["logits_bias"] * self.use_bias
+        ours = [*self.position_kind.weight_names] + ["logits_bias"] * self.use_bias
         return {mode: names + ours for mode, names in super().variable_serialization_spec.items()}
 
     def compute_mask(self, ids: Tensor, mask: Tensor = None) -> Any:

@@ -17,6 +17,7 @@ from tf_transformer.utils.values import BadInput
 AXES = {
     "ids": "[B, T]",
     "position": "[T]",
+    "positions": "[B, T]",
     "x": "[B, T, d]",
     "sublayer_output": "[B, T, d]",
     "query": "[B, T, d]",

@@ -7,6 +7,7 @@ import inspect
 from typing import Any, ClassVar, NamedTuple
 
 import keras
+from keras import ops
 
 from tf_transformer.config import TransformerConfig, current_fields
 from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
@@ -74,10 +75,13 @@ class Transformer(KerasModel):
     # Override these methods to use other layers.
 
     def make_embedding(self) -> PositionalEmbedding:
-        config = self.config
-        table = (config.vocab_size, config.d_model, config.positions, config.max_length, config.dropout)
         embedding_class = class_for(self.dtype_policy, PositionalEmbedding)
-        return embedding_class(*table, name="embedding", dtype=self.dtype_policy)
+        return embedding_class(self.config.vocab_size, **self.embedding_options(), name="embedding")
+
+    def embedding_options(self) -> dict[str, Any]:
+        """Returns the arguments of the embedding."""
+        options = {name: getattr(self.config, name) for name in ("d_model", "positions", "max_length", "dropout")}
+        return options | {"dtype": self.dtype_policy}
 
     def make_encoder_layers(self) -> list[EncoderLayer]:
         return [EncoderLayer(**self.layer_options(), name=f"encoder_{i}") for i in range(self.config.num_layers)]
@@ -114,6 +118,11 @@ class Transformer(KerasModel):
             if norm is not None:
                 norm.build(shape)
         self._dtype_policy = resolved_policy(self)
+
+    @property
+    def max_length(self) -> int | None:
+        """Length of the longest sequence that has positions. `None` means any."""
+        return self.embedding.num_positions
 
     def embed_source(self, source: Tensor, training: bool | None = None) -> Any:
         """Embeds source ids [B, S] for the encoder's layers: [B, S, d]."""
@@ -226,6 +235,7 @@ class Transformer(KerasModel):
             cross-attention [B, h, T, S].
         """
         x, new_cache, self_scores, cross_scores = self.embedding.embed(target, position), [], [], []  # x: [B, T, d]
+        positions = ops.broadcast_to(ops.expand_dims(position, 0), (1, ops.shape(target)[1]))
         for layer, layer_cache in zip(self.decoder_layers, cache, strict=True):
             x, layer_cache, of_self, of_cross = layer(
                 x,
@@ -233,6 +243,7 @@ class Transformer(KerasModel):
                 attention_mask=attention_mask,
                 cache=layer_cache,
                 slot=slot,
+                positions=positions,
                 return_attention_scores=True,  # computed anyway, and dropped from the graph if nothing uses them
             )
             new_cache.append(layer_cache)

@@ -67,8 +67,7 @@ class Parser(Immutable, Engine):
                 raise BadInput(f"{name}: expected {option.default}, since a grammar makes the tree, got {value}")
         self.translator, self.tokenizer = translator, translator.tokenizer
         self.batch_size = translator.batch_size
-        config = translator.model.config
-        self.max_length: int = config.max_length if config.positions == "learned" else MOST
+        self.max_length: int = translator.model.max_length or MOST
         # A word takes at least its first subword and its tag.
         self.max_subwords = min(translator.max_source_length, (self.max_length - 1) // 2)
         tokens = self.tokenizer.control_tokens

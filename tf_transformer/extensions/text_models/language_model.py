@@ -203,8 +203,10 @@ class LanguageModel(keras.layers.Layer):
             shape = ops.shape(ancestry)
             mask = ops.concatenate([ops.broadcast_to(visible, (shape[0], shape[1], P)), ancestry], axis=2)
             x, written = self._embedded(ids, length - 1 + position), []
+            positions = ops.broadcast_to(ops.expand_dims(length - 1 + position, 1), ops.shape(ids))
             for layer, target in zip(self.layers, targets, strict=True):
-                x, new = layer(x, cache=DecoderCache(target, None), slot=slot + P, attention_mask=mask)
+                cached = {"cache": DecoderCache(target, None), "slot": slot + P, "attention_mask": mask}
+                x, new = layer(x, positions=positions, **cached)
                 written.append(new.target)
             logits = self._logits(x)
             logits = ops.cast(logits, "float32")
@@ -336,7 +338,7 @@ class LanguageModel(keras.layers.Layer):
             if row.dtype.kind not in "iu" or row.ndim != 1 or row.min() < lowest or row.max() >= size:
                 raise BadInput(f"prompts: expected ids from {lowest} to {size - 1:,}, got {shown(row.tolist())}")
         longest = max(map(len, rows))
-        table = getattr(self.embedding, "max_length", 0) if getattr(self.embedding, "positions", "") == "learned" else 0
+        table = getattr(self.embedding, "num_positions", None)
         if table and longest - 1 + max_length > table:
             raise BadInput(
                 f"prompts: expected at most {table} learned positions for prompt and continuation, "

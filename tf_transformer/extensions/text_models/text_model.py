@@ -147,8 +147,8 @@ class TextModel(Served):
             if isinstance(layer, PositionalEmbedding) and layer.vocab_size < tokenizer.vocab_size:
                 got = f"got {tokenizer.vocab_size:,}. Pass the tokenizer that the model was trained with."
                 raise BadInput(f"tokenizer: expected at most vocab_size={layer.vocab_size:,} of {layer.name}, {got}")
-            if getattr(layer, "positions", None) == "learned":
-                self.max_length = min(self.max_length, layer.max_length)
+            if (most := getattr(layer, "num_positions", None)) is not None:
+                self.max_length = min(self.max_length, most)
         try:  # A trial call shows the shapes.
             outputs = self._outputs([EncodedText([tokenizer.vocab_size - 1, EOS_ID], [], [], False)])
         except Exception as error:  # The model and Keras may raise any.

@@ -55,7 +55,7 @@ def check_layers(model: Transformer) -> None:
     for kind, layers in ((EncoderLayer, model.encoder_layers), (DecoderLayer, model.decoder_layers)):
         heads = []
         for layer in layers:
-            check(layer, kind, "call", "attend_to_itself")
+            check(layer, kind, "call", "project_itself", "attend_to_itself")
             check(layer.feed_forward, FeedForward, "call")
             for name in ("self_attention", "cross_attention", "feed_forward"):
                 if norm := getattr(layer, f"{name}_norm", None):

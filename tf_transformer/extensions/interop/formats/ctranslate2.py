@@ -122,7 +122,7 @@ def transformer_spec(model: Any, dtype: Literal["float32", "bfloat16"] = "float3
         bias = array(embedding.logits_bias)
         bias[: getattr(model, "controls", 0)] = NEG_INF
         spec.decoder.projection.bias = bias
-    rows = embedding.max_length if embedding.positions == "learned" else MAX_POSITIONS
+    rows = embedding.num_positions or MAX_POSITIONS
     positions = array(embedding.encoding(np.arange(rows)))
     for side in (spec.encoder, spec.decoder):
         side.scale_embeddings = embedding.scale
