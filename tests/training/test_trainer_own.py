@@ -320,3 +320,39 @@ def test_checkpoints_of_a_custom_model(tmp_path):
         model.fit(np.ones((4, 7)), np.ones(4), 2, epochs, verbose=0, callbacks=[checkpoints])
         assert [row["step"] for row in checkpoints.run.history] == steps
     assert int(model.optimizer.iterations) == 6 and not Run._locks
+
+
+class Focal(tt.SmoothedCrossEntropy):
+    """A loss of a user's own."""
+
+    def __init__(self, gamma=2.0, **kwargs):
+        super().__init__(**kwargs)
+        self.gamma = gamma
+
+    def call(self, y_true, y_pred):
+        return self.gamma * super().call(y_true, y_pred)
+
+    def get_config(self):
+        return super().get_config() | {"gamma": self.gamma}
+
+
+def test_a_loss_of_ones_own(tmp_path, corpus):
+    recipe = tt.Recipe(steps=2, batch_tokens=256, eval_every=1)
+    losses = []
+    for name, loss in (("usual", None), ("own", Focal(2.0, label_smoothing=CONFIG.label_smoothing))):
+        trainer = tt.Trainer(tmp_path / name, CONFIG, corpus, recipe, loss=loss)
+        trainer.fit()
+        losses.append(trainer.run.history[0]["loss"])
+    assert losses[1] == pytest.approx(2 * losses[0], rel=1e-4)
+    with pytest.raises(tt.BadInput, match=r"loss\.config\.gamma"):
+        tt.Trainer(
+            tmp_path / "own", CONFIG, corpus, recipe, loss=Focal(3.0, label_smoothing=CONFIG.label_smoothing)
+        ).fit()
+
+
+def test_a_loss_must_fit_the_batches(tmp_path, corpus):
+    with pytest.raises(tt.BadInput, match="loss: expected one with ignore_class=0, the padding of batches, got None"):
+        tt.Trainer(tmp_path, CONFIG, corpus, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    smooth = dataclasses.replace(CONFIG, label_smoothing=0.3)
+    with pytest.raises(tt.BadInput, match="loss: cannot be combined with label_smoothing=0.3, which is not read"):
+        tt.Trainer(tmp_path, smooth, corpus, loss=Focal())

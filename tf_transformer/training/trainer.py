@@ -18,6 +18,7 @@ from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.evaluation.bleu import Metric, Score
 from tf_transformer.inference.translator import Translator, trained
+from tf_transformer.masks import PAD_ID
 from tf_transformer.models.families import (
     build_model,
     check_weights,
@@ -78,6 +79,8 @@ class Trainer:
         schedule: Learning-rate schedule instead of equation (3). The recipe's cooldown applies to it.
         optimizer: Optimizer instead of `Adam` with the paper's settings. With a `strategy`, create it in its scope. It
             trains one model, so each trainer needs its own.
+        loss: Loss of logits instead of `SmoothedCrossEntropy`. Labels of its attribute `ignore_class`, which is 0, do
+            not count.
         callbacks: Additional callbacks for `fit`. For them, each checkpoint ends an epoch. Values that they add to its
             logs are stored in the history. Their counters, such as the patience of Keras's `EarlyStopping`, restart
             with each `fit`.
@@ -99,6 +102,7 @@ class Trainer:
     recipe: Recipe = field(default_factory=Recipe)
     schedule: keras.optimizers.schedules.LearningRateSchedule | None = None
     optimizer: keras.optimizers.Optimizer | None = None
+    loss: keras.losses.Loss | None = None
     callbacks: Sequence[keras.callbacks.Callback] = ()
     strategy: Any = None
     start: Translator | None = None
@@ -118,13 +122,15 @@ class Trainer:
             raise BadInput(f"tokenizer: expected one of the config's vocab_size={V}, got {self.tokenizer.vocab_size}")
         if self.max_length:
             self.corpus = dataclasses.replace(self.corpus, max_length=self.max_length)
-        if config.positions == "learned" and (longest := self.corpus.max_length or 0) > config.max_length:
+        most = config.num_positions
+        if most is not None and (longest := self.corpus.max_length or 0) > most:
             if isinstance(self.corpus.train, TokenizedSource):
-                got = f"expected max_length={longest} or more, that of the records, got {config.max_length}"
+                got = f"expected max_length={longest} or more, that of the records, got {most}"
                 raise BadInput(f"config: {got}")
-            self.corpus = dataclasses.replace(self.corpus, max_length=config.max_length)
+            self.corpus = dataclasses.replace(self.corpus, max_length=most)
         self._check_optimizer()
         self._check_unused()
+        self._check_loss()
         if self.metric and recipe.metric:
             raise BadInput(f"metric: cannot be combined with the recipe's, {recipe.metric}")
         usual, metric = task_of(self.corpus.kind).metric, self.metric or recipe.metric
@@ -137,7 +143,7 @@ class Trainer:
                 f"expected num_microbatches=1 and on_nan=stop on the backend {keras.backend.backend()}, got {got}"
             )
         # Described now, since a callback may change the optimizer's rate in `fit`.
-        custom = {"schedule": self.schedule, "optimizer": self.optimizer}
+        custom = {"schedule": self.schedule, "optimizer": self.optimizer, "loss": self.loss}
         self._custom = {name: described(value) for name, value in custom.items() if value}
         if self.strategy is not None and not hasattr(self.strategy, "num_replicas_in_sync"):
             raise BadInput(f"strategy: expected a tf.distribute.Strategy or None, got {shown(self.strategy)}")
@@ -224,6 +230,15 @@ class Trainer:
     def _check_unused(self) -> None:
         if self.optimizer and inner(self.optimizer).built:
             raise BadInput("optimizer: expected a new one, got one that trained another model. Create it again.")
+
+    def _check_loss(self) -> None:
+        if self.loss is None:
+            return
+        if (got := getattr(self.loss, "ignore_class", None)) != PAD_ID:
+            raise BadInput(f"loss: expected one with ignore_class={PAD_ID}, the padding of batches, got {got}")
+        if (smoothing := self.config.label_smoothing) != (default := type(self.config).label_smoothing):
+            action = f"which is not read then. Give dataclasses.replace(config, label_smoothing={default})."
+            raise BadInput(f"loss: cannot be combined with label_smoothing={smoothing}, {action}")
 
     def _check_start(self, start: Translator) -> None:
         if hasattr(start.model, "models"):
@@ -476,7 +491,7 @@ class Trainer:
                 model.num_microbatches, model.skip_not_finite = recipe.num_microbatches, recipe.on_nan == "skip"
             model.compile(
                 optimizer=self.optimizer or self._adam(steps),
-                loss=SmoothedCrossEntropy(self.config.label_smoothing),
+                loss=self.loss or SmoothedCrossEntropy(self.config.label_smoothing),
                 metrics=[TokenAccuracy(), Perplexity(), TokenCount()],
                 jit_compile={"auto": "auto", "on": True, "off": False}[recipe.jit_compile],
             )
