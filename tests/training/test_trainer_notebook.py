@@ -61,7 +61,11 @@ def test_a_run_that_is_gone_takes_the_model_with_it(one_model, corpus, tmp_path)
     shutil.rmtree(tmp_path / "run")
     again = trainer.fit()
     assert again.history["loss"] == first.history["loss"] and again.history["step"] == [2, 4]
-    # Its ids are stored again, and are those of the tokenizer in the directory.
+    # Its ids are stored again, also by a trainer that read them, and are those of the tokenizer in the directory.
+    trainer = trainer_of(tmp_path / "run", corpus)
+    trainer.fit()  # nothing to train
+    shutil.rmtree(tmp_path / "run")
+    assert trainer.fit().history["loss"] == first.history["loss"]
     ids = corpus.ids(dataclasses.replace(batching_of(trainer), folder=trainer.run.path / "ids"))
     assert isinstance(ids.lines, np.memmap)
     shutil.rmtree(tmp_path / "run" / "checkpoints")  # the model alone
