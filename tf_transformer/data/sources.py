@@ -168,7 +168,10 @@ class Source(abc.ABC):
             yield from rows
 
     def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
-        """Yields `rows` by language pair, in order. A source without languages is one segment."""
+        """Yields `rows` by language pair, in order. A source without languages is one segment.
+
+        Each segment is read to its end before the next one.
+        """
         yield (), self._rows(part)
 
     def _rows(self, part: Part | None) -> Iterator[Row]:

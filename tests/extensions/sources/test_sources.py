@@ -130,6 +130,16 @@ def test_tagged_sources_are_one_source(text, tmp_path):
     assert [source for source, _ in twice.pairs()] == expected and twice.symbols == ["<2de>"]
 
 
+def test_a_segment_that_is_not_read_to_its_end_raises():
+    """The numbers of the next one begin after it."""
+    both = TaggedSource([("<a>", MemorySource([*"abc"], [*"xyz"])), ("<b>", MemorySource([*"de"], [*"vw"]))])
+    assert [[row[0] for row in rows] for _, rows in both.segments()] == [[1, 2, 3], [4, 5]]
+    (_, first), (_, second) = both.segments()
+    next(first)
+    with pytest.raises(RuntimeError, match="^segments: expected each to be read to its end"):
+        next(second)
+
+
 def test_joined_sources_are_like_joined_files(text, tmp_path):
     """A source may occur twice."""
     folder, pairs, tokenizer = text

@@ -67,14 +67,17 @@ class TaggedSource(Composite):
         return {"tagged": list(map(list, contents))} | weights | ({"sha256": checksums} if all(checksums) else {})
 
     def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
-        sources, shard, last = list(enumerate(self._by_tag())), None, 0
+        sources, shard, last, is_open = list(enumerate(self._by_tag())), None, 0, False
         if part:
             index, shard = part.where
             sources, last = [sources[index]], part.first - shard.first
             shard = dataclasses.replace(shard, count=part.count)
 
         def copies(index: int, tag: str, first: int, rows: Iterator[Row]) -> Iterator[Row]:
-            nonlocal last
+            nonlocal last, is_open
+            if is_open:  # The numbers of a source begin after the last one.
+                raise RuntimeError("segments: expected each to be read to its end before the next one")
+            is_open = True
             before = encoded(f"{tag} ") if tag else b""
             weight = self.weights[index] if self.weights else 1
             for number, text, target in rows:
@@ -83,6 +86,7 @@ class TaggedSource(Composite):
                 # whole number: 100 pairs of weight 0.29 have 28.
                 for _ in range(int(number * weight) - int((number - 1) * weight)):
                     yield last, before + text if text else text, target
+            is_open = False
 
         for index, (tag, source) in sources:
             first = last
