@@ -235,6 +235,7 @@ def test_resuming_is_printed(tmp_path, capsys):
         ({"optimizer": keras.optimizers.Adam(0.5, beta_2=0.7)}, r"optimizer\.config\.beta_2 was 0\.999, now 0\.7;"),
         ({"optimizer": keras.optimizers.SGD(0.5)}, r'optimizer\.class_name was "Adam", now "SGD"'),
         ({"loss": tt.SmoothedCrossEntropy(0.3)}, r"loss\.config\.label_smoothing was 0\.1, now 0\.3;"),
+        ({"loss": tt.SmoothedCrossEntropy(0.1, ignore_class=None)}, r"loss\.config\.ignore_class was 0, now null;"),
         ({"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}, 'class_name was .*, now "SparseC'),
         ({"dtype": "mixed_bfloat16"}, 'dtype was "float32", now "mixed_bfloat16"'),
     ],

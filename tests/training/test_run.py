@@ -262,6 +262,10 @@ def test_a_folder_belongs_to_one_configuration(tmp_path):
     later["corpus"]["word_dropout"] = 0.1
     with pytest.raises(tt.BadInput, match=r"corpus.word_dropout was null, now 0.1"):
         Run(tmp_path / "run").exists(later)
+    older = Run(tmp_path / "zero")  # 0 and null may mean something else, where both versions have them
+    older.begin(SETTINGS | {"corpus": SETTINGS["corpus"] | {"ignored": 0}})
+    with pytest.raises(tt.BadInput, match=r"corpus\.ignored was 0, now null;"):
+        older.exists(SETTINGS | {"corpus": SETTINGS["corpus"] | {"ignored": None}})
     older = Run(tmp_path / "older")  # an earlier version had two more
     older.begin(SETTINGS | {"corpus": SETTINGS["corpus"] | {"sorted": 0, "shards": 2}})
     with pytest.raises(tt.BadInput, match=r"configuration: corpus\.shards was 2, now null;"):
@@ -286,6 +290,19 @@ def test_options_that_may_change_when_a_run_is_resumed(tmp_path):
     for name, value in changes.items():
         with pytest.raises(tt.BadInput, match=f"recipe.{name} was "):
             run.exists(SETTINGS | {"recipe": tt.Recipe(**{name: value}).to_dict()})
+
+
+def test_a_recipe_that_lacks_an_option_had_its_default(tmp_path, monkeypatch):
+    """Also one whose default is not off."""
+    option = dataclasses.field(default=0.3)
+    later = dataclasses.make_dataclass("Later", [("noise", float, option)], bases=(tt.Recipe,), frozen=True)
+    run = Run(tmp_path)
+    run.begin(SETTINGS | {"recipe": tt.Recipe(steps=30).to_dict()})
+    monkeypatch.setattr("tf_transformer.training.run.Recipe", later)
+    assert run.exists(SETTINGS | {"recipe": later(steps=30).to_dict()})
+    for noise in (0.0, 0.5):
+        with pytest.raises(tt.BadInput, match=f"recipe.noise was 0.3, now {noise};"):
+            run.exists(SETTINGS | {"recipe": later(steps=30, noise=noise).to_dict()})
 
 
 def test_a_run_with_former_names_of_options_is_the_same_run(tmp_path):

@@ -477,7 +477,8 @@ def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -
             changes += differences(old, new, f"{prefix}{name}.")
         elif name == "dev" and old != new:
             changes.append("the dev set has changed")
-        elif old != new and (old or new):  # an option missing from another version counts as off
+        elif old != new and (old or new or {name} <= before.keys() & now.keys()):
+            # An option missing from another version counts as off. One that both have may mean something by 0 and null.
             # Rates as people write them, unless that hides the difference: Keras has all digits of a float32.
             short = [json.dumps(float(f"{x:.7g}") if isinstance(x, float) else x) for x in (old, new)]
             was, is_now = short if short[0] != short[1] else (json.dumps(old), json.dumps(new))

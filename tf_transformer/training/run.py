@@ -419,7 +419,8 @@ def _with_new_options(value: Any) -> Any:
 
 def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings that may not change when a run is resumed."""
-    recipe = settings.get("recipe", {})
+    # A recipe of an earlier version, which lacks an option, was that of its default.
+    recipe = Recipe().to_dict() | settings.get("recipe", {})
     # Earlier versions accepted and stored options that nothing read.
     unread = {name for owner, names in UNREAD.items() if settings.get(owner) or recipe.get(owner) for name in names}
     recipe = {name: value for name, value in recipe.items() if name not in CHANGEABLE | unread}
