@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import functools
+import itertools
 import json
 import signal
 import types
@@ -81,6 +82,29 @@ def test_several_steps_may_end_together(steps_per_execution, tmp_path, capsys):
     made = fit(rows, steps=12)
     assert 12 <= made < 12 + steps_per_execution
     assert fit(rows, steps=12) == made and "nothing to train: this run is at step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("hook", "first"),  # An error after this callback's begin of a step may have changed some of the weights.
+    [("on_train_batch_begin", True), *itertools.product(["on_train_batch_end", "on_epoch_end"], [False, True])],
+)
+def test_an_error_of_a_callback_in_a_model_of_keras(hook, first, tmp_path):
+    """The steps before it are saved, whatever the order of the callbacks."""
+    ids = keras.Input((4,), dtype="int32")
+    model = keras.Model(ids, keras.layers.Dense(9)(keras.layers.Embedding(9, 2)(ids)))
+    model.compile(keras.optimizers.SGD(0.1), tt.SmoothedCrossEntropy(0.0))
+    raising, checkpoints = keras.callbacks.Callback(), Checkpoints(tmp_path)
+    setattr(
+        raising, hook, lambda *_, **logs: 1 / 0 if model.optimizer.iterations == (5 if "epoch" in hook else 3) else None
+    )
+    callbacks = [raising, checkpoints] if first else [checkpoints, raising]
+    with pytest.raises(ZeroDivisionError), checkpoints.saving_on_signals():
+        model.fit(np.ones((10, 4)), np.ones((10, 4)), 2, 3, shuffle=False, verbose=0, callbacks=callbacks)
+    made, saved = int(model.optimizer.iterations), model.get_weights()
+    state = Run(tmp_path).restore(model)
+    assert state["step"] == made == (5 if "epoch" in hook else 3)
+    for one, other in zip(model.get_weights(), saved, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_signal_in_the_last_step_of_an_epoch(tmp_path):

@@ -72,7 +72,8 @@ class Checkpoints(keras.callbacks.Callback):
         checkpoints = tt.callbacks.Checkpoints("runs/mine", tokenizer)
         batches = tt.data.text_pairs("train.en", "train.de", tokenizer, first_epoch=checkpoints.epoch)
         # or, if epochs are parts of an endless dataset: batches.skip(checkpoints.step)
-        model.fit(batches, epochs=10, shuffle=False, callbacks=[checkpoints])
+        with checkpoints.saving_on_signals():  # also saves before an error of another callback
+            model.fit(batches, epochs=10, shuffle=False, callbacks=[checkpoints])
 
     Args:
         run: Directory of the run, or a `Run`.
@@ -109,6 +110,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._averaged = False  # the model has the moving averages, and the optimizer the weights
         self._scoring = False  # True from an epoch's last step until its checkpoint is saved
         self._made: tuple[int, Logs] | None = None  # a step whose end this callback has not seen yet
+        self._batch: int | None = None  # the step of an epoch that began last
         self._unsaved = False  # True from the end of a step to the beginning of the next one or a checkpoint
         self.told_to_stop = 0  # the signal's number
 
@@ -218,6 +220,9 @@ class Checkpoints(keras.callbacks.Callback):
     def saving_on_signals(self) -> Iterator[None]:
         """Makes SIGTERM and Ctrl-C save a checkpoint and raise `TrainingInterrupted`. A second Ctrl-C exits at once.
 
+        An error of another callback saves a checkpoint as well. Without this block, only a `fit` of this package's
+        models does that. With JAX and PyTorch, none does within an epoch.
+
         While an epoch is scored they end the scoring, so its row in the history has fewer values. Ignored signals are
         still ignored, as Ctrl-C is in a program that a script starts with &.
         """
@@ -267,6 +272,10 @@ class Checkpoints(keras.callbacks.Callback):
         """Saves the steps since the last checkpoint, if a callback or a score raised after one was made."""
         if self.told_to_stop:  # `saving_on_signals` saves
             return
+        is_seen = self._made or self._unsaved or self._batch is None
+        if not is_seen and _updates(self.model) > self.counted + self.step - self.first:
+            # A callback before this one raised at the end of a step.
+            self._made = self._batch or 0, self.model.get_metrics_result()
         if self._made:
             with contextlib.suppress(TrainingInterrupted):  # it has saved
                 self.on_train_batch_end(*self._made)
@@ -302,12 +311,13 @@ class Checkpoints(keras.callbacks.Callback):
         if self.told_to_stop:  # while another callback ended the previous epoch, which is saved
             raise self._stopped()
         self.began = time.perf_counter()
-        self.first, self.counted = self.step, _updates(self.model)
+        self.first, self.counted, self._batch = self.step, _updates(self.model), None
         if self.partial_epoch:
             self.began -= self.partial_epoch["seconds"]
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         self._unsaved = False  # From here to its end, a step may have changed some of the weights.
+        self._batch = batch
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         self.elapsed = time.perf_counter() - self.began
