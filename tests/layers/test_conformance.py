@@ -151,6 +151,13 @@ def test_keys_as_a_mask_lists_ragged_tensors_and_an_unknown_width_raise_bad_inpu
         tt.layers.PositionalEmbedding(V, D, name="it")(tf.ragged.constant([[5, 6], [7]]))
 
 
+@every_case
+def test_a_frozen_layer_has_no_trainable_weight(case):
+    """Nor have the layers that it makes when it is built, which a model around asks by themselves."""
+    model = case.model(case.make(trainable=False))
+    assert model.weights and not model.trainable_weights
+
+
 @every_layer_of_one_input
 def test_in_a_sequential_model(case):
     (x,) = case.arrays()

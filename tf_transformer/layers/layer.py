@@ -52,6 +52,12 @@ class Layer(Rematerialized):
         super().__init__(**kwargs)
         self.supports_masking = True
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        # Keras freezes the layers that a layer has when it is frozen, not those that `build` makes later.
+        if isinstance(value, keras.layers.Layer) and not self.trainable:
+            value.trainable = False
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Checks the axes of all tensors, then calls the layer as Keras does.
 

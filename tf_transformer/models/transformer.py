@@ -106,6 +106,8 @@ class Transformer(KerasModel):
 
     def build(self, input_shape: Shape = None) -> None:
         """Creates all weights. Their sizes come from the configuration."""
+        for layer in self.layers if not self.trainable else ():
+            layer.trainable = False
         # One table for both sides and for the logits: "we share the same weight matrix between the two embedding layers
         # and the pre-softmax linear transformation" (section 3.4).
         self.embedding.build((None, None))

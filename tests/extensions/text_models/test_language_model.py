@@ -186,6 +186,13 @@ def test_a_model_around_has_its_weights(tmp_path):
     np.testing.assert_allclose(array(other(ROWS)), logits, atol=1e-6)
 
 
+def test_a_frozen_language_model_is_not_trained():
+    embedding, layers = tt.layers.PositionalEmbedding(V, 6), [tt.layers.DecoderLayer(num_heads=2, d_ff=9)]
+    model = keras.Sequential([tt.LanguageModel(embedding, layers, trainable=False), keras.layers.Dense(3)])
+    model(ROWS)
+    assert len(model.trainable_weights) == 2 < len(model.weights)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_file_keeps_search_and_samples(shared, translator, tmp_path):
     lm, model = small(shared, positions="learned", max_length=40)

@@ -89,6 +89,8 @@ class LanguageModel(keras.layers.Layer):
         # Ids that arrive as floats would be rounded to the compute dtype.
         self.autocast = False
         self.embedding, self.layers, self.norm, self.head = embedding, list(layers), norm, head
+        for part in self._parts() if not self.trainable else ():
+            part.trainable = False
         self._functions = Functions()
 
     def __call__(self, ids: Tensor, training: bool | None = None) -> Any:
