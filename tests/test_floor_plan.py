@@ -39,7 +39,7 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
     ),
     "extensions.rematerialization": (),
     "extensions.records": ("data", "models", "tokenizers"),
-    "extensions.recipes": ("data", "extensions.documents", "inference"),
+    "extensions.recipes": ("data", "decoding", "extensions.documents", "inference"),
     "extensions.server": ("decoding", "extensions.documents", "inference"),
     "extensions.sources": ("data", "tokenizers"),
     "extensions.text_models": ("decoding", "inference", "layers", "serving", "tokenizers"),

@@ -239,6 +239,15 @@ class TextModel(Immutable):
         _, parts = tf.while_loop(lambda i, _: i < count, score, [tf.constant(0), parts], parallel_iterations=1)
         return parts.concat()
 
+    def score_texts(self, source: Tensor, target: Tensor) -> tuple[Any, Any, Any]:
+        """Returns the log-probabilities [B] of target texts [B], their lengths with EOS, and whether a text was cut."""
+        source_ids, _, cut = self.source(source)
+        target_ids, _, target_cut = self.reference(target)
+        log_probs = self.score_targets(source_ids, target_ids)
+        real = target_ids > 0
+        length = tf.reduce_sum(tf.cast(real, tf.int32), axis=1)
+        return tf.reduce_sum(tf.where(real, log_probs, 0.0), axis=1), length, cut | target_cut
+
     def texts(self, ids: Tensor) -> "tf.Tensor":
         """Detokenizes output ids [B, N, L] to texts [B, N]."""
         shape = tf.shape(ids)

@@ -281,14 +281,9 @@ class _Graph:
         source, target = (tf.ensure_shape(text, [None]) for text in (source, target))
         model = self.translator.with_languages(*self._languages_of(source, inputs))
         # The score that a search would give this output, so that translations of others can be ranked by it.
-        source_ids, _, cut = model.source(source)
-        target_ids, _, target_cut = model.reference(target)
-        log_probs = model.score_targets(source_ids, target_ids)
-        real = target_ids > 0
-        log_prob = tf.reduce_sum(tf.where(real, log_probs, 0.0), axis=1)
-        length = tf.reduce_sum(tf.cast(real, tf.int32), axis=1)
+        log_prob, length, cut = model.score_texts(source, target)
         scores = log_prob / penalty(length, self.defaults["length_penalty"])
-        return {"log_prob": log_prob, "score": scores, "length": length - 1, "truncated": cut | target_cut}
+        return {"log_prob": log_prob, "score": scores, "length": length - 1, "truncated": cut}
 
     def tokenize(self, text: Tensor) -> Any:
         # All tokens of 4 MB would take a gigabyte.

@@ -83,6 +83,14 @@ def test_reverse_scores_are_those_of_the_model(translator, loaded):
     assert rerank(results, translator, 0.3) == rerank(results, reverse_scores(results, translator), 0.3)
 
 
+def test_reverse_scores_are_traced_once(translator):
+    results = translator.replies(["Two doors.", "The old woman opens the red door."], 3)
+    reverse_scores(results, translator)
+    first = translator._functions["score"]
+    reverse_scores(results[:1], translator)
+    assert translator._functions["score"] is first and first[1].experimental_get_tracing_count() == 1
+
+
 def test_bad_input(translator, lite):
     for function, message in (
         (lambda: mbr([["a"], []]), r"^hypotheses: expected a list of outputs for each text, at least one, got \[\]"),

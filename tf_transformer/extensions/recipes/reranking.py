@@ -3,15 +3,23 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from sacrebleu.metrics.helpers import extract_all_char_ngrams
 
 from tf_transformer.config import BadInput
+from tf_transformer.decoding.primitives import require_tensorflow
+from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.inference.engine import Engine, Hypothesis, TranslationResult, in_batches
 from tf_transformer.utils.files import encoded
+from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.values import checked, shown, span
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = lazily("tensorflow", "scores of targets")
 
 PairMetric = Literal["chrF"] | Callable[[list[str], list[str]], Any]
 Outputs = Sequence[str | Hypothesis | Mapping[str, Any]]
@@ -75,19 +83,32 @@ def reverse_scores(results: Sequence[TranslationResult], reverse: Engine, **lang
 
     For a multilingual reverse model, pass source_language and target_language.
     """
-    engine: Any = reverse
-    graph: Any = engine.export() if hasattr(engine, "export") else getattr(engine, "loaded", None)
-    if not hasattr(graph, "score"):
-        raise BadInput(f"reverse: expected a Translator or a translator's SavedModel, got {shown(reverse)}")
-    codes = {name: np.array([code], object) for name, code in reverse.request(None, languages).languages.items()}
+    score = _score_of(reverse, reverse.request(None, languages).languages)
     pairs = [(encoded(one.text), encoded(result.source)) for result in results for one in result.hypotheses]
 
     def scored(rows: list[int]) -> list[float]:
         columns = (np.array(texts, object) for texts in zip(*(pairs[i] for i in rows), strict=True))
-        return list(graph.score(*columns, **codes)["log_prob"].numpy().tolist())
+        return list(score(*columns).numpy().tolist())
 
     scores = iter(in_batches(scored, [output for output, _ in pairs], reverse.batch_size))
     return [list(itertools.islice(scores, len(result.hypotheses))) for result in results]
+
+
+def _score_of(engine: Any, languages: Mapping[str, str]) -> Callable[..., Any]:
+    """Returns the function of an engine from sources and targets to log-probabilities."""
+    if hasattr(engine, "score_texts"):
+        require_tensorflow("reverse_scores")
+        model = engine.with_languages(*map(languages.get, LANGUAGES)) if engine.tokenizer.languages else engine
+        texts = tf.TensorSpec([None], tf.string)
+        # Traced once for all calls, which takes longer than many scores.
+        name = " ".join(["score", *languages.values()])
+        traced = engine.traced(name, lambda *pair: model.score_texts(*pair)[0], input_signature=[texts, texts])
+        return lambda *pair: traced(*map(tf.constant, pair))
+    graph: Any = getattr(engine, "loaded", None)
+    if not hasattr(graph, "score"):
+        raise BadInput(f"reverse: expected a Translator or a translator's SavedModel, got {shown(engine)}")
+    codes = {name: np.array([code], object) for name, code in languages.items()}
+    return lambda *pair: graph.score(*pair, **codes)["log_prob"]
 
 
 def _texts(outputs: Outputs) -> list[str]:
