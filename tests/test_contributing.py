@@ -31,6 +31,9 @@ def private_hooks():
                 overrides = node.name.startswith("_") and not node.name.startswith("__")
                 overrides &= any(hasattr(base, node.name) for base in BASES)
                 (used if overrides else defined).add(node.name)
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr", "setattr"):
+                names = [argument.value for argument in node.args[1:2] if isinstance(argument, ast.Constant)]
+                used |= {name for name in names if name.startswith("_") and not name.startswith("__")}
             elif isinstance(node, ast.AnnAssign):
                 defined.add(getattr(node.target, "id", ""))
             elif isinstance(node, ast.Assign):
