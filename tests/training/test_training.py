@@ -260,6 +260,7 @@ def test_variables_of_tensorflow_are_tensors(kind):
     [
         ({"reduction": "sum"}, "^reduction: expected 'sum_over_batch_size', 'mean', 'none' or None, got 'sum'"),
         ({"from_logits": True}, "got from_logits. Predictions are logits.$"),
+        ({"dtype": "float64"}, "dtype: expected float32, as always in a SmoothedCrossEntropy, got .float64.$"),
     ],
 )
 def test_options_of_other_losses_are_an_error(options, message):

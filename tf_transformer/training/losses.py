@@ -16,7 +16,7 @@ from tf_transformer.models.weights import check_finite
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.reading import with_new_names
 from tf_transformer.utils.type_names import Tensor
-from tf_transformer.utils.values import BadInput, Rate, checked
+from tf_transformer.utils.values import BadInput, Rate, checked, shown
 
 RENAMED = {"epsilon": "label_smoothing"}  # options of `SmoothedCrossEntropy` in files written before
 
@@ -194,6 +194,8 @@ class SmoothedCrossEntropy(keras.losses.Loss):
                 f"SmoothedCrossEntropy: expected label_smoothing, name, ignore_class or reduction, got {unknown}. "
                 "Predictions are logits."
             )
+        if (dtype := kwargs.get("dtype")) == "float64":  # 16 bits mean float32
+            raise BadInput(f"dtype: expected float32, as always in a SmoothedCrossEntropy, got {shown(dtype)}")
         super().__init__(name, reduction, "float32")
         self.label_smoothing = label_smoothing
         self.ignore_class = ignore_class
