@@ -240,6 +240,24 @@ def test_a_model_without_text_raises(tmp_path):
         tt.load(tmp_path)
 
 
+@pytest.mark.parametrize("names", [["text"], ["words", "labels"]])
+def test_several_texts_per_row_raise(names, tmp_path):
+    """As of another library's tagger, whose words are not joined."""
+    root = tf.Module()
+    words = lambda text: dict.fromkeys(names, tf.strings.split(text).to_tensor())  # noqa: E731
+    root.f = tf.function(words, [tf.TensorSpec([None], tf.string)], autograph=False)
+    tf.saved_model.save(root, str(tmp_path / "1"), {"serving_default": root.f})
+    with pytest.raises(tt.BadInput, match="whose serving_default returns one string for `text`, got 0 for text"):
+        tt.load(tmp_path)
+
+
+def test_a_path_that_does_not_exist_imports_no_engine(tmp_path, monkeypatch):
+    monkeypatch.setattr("tf_transformer.registry.find", None)
+    for path in (tmp_path / "nowhere", "./nowhere", "../nowhere/1", "~/nowhere"):
+        with pytest.raises(tt.BadInput, match="^expected a model's directory, .*, found nothing at "):
+            tt.load(path)
+
+
 @pytest.mark.parametrize("action", [savedmodel.OTHERWISE, *savedmodel.MISSING.values()])
 def test_an_operation_that_tensorflow_lacks_raises_one_line(action, tmp_path, monkeypatch):
     """As `_QuantizedMatMul` of an int8 export on macOS: the name of one is changed to that of none."""

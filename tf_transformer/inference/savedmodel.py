@@ -98,7 +98,7 @@ class SavedModel(Engine):
         default = signatures.get("serving_default")
         inputs = {name: spec.dtype for name, spec in default.structured_input_signature[1].items()} if default else {}
         outputs = default.structured_outputs if default else {}
-        strings = [name for name, spec in outputs.items() if spec.dtype == tf.string]
+        strings = [name for name, spec in outputs.items() if spec.dtype == tf.string and spec.shape.rank in (1, None)]
         if set(strings) == {"words", "labels"}:  # a tagger's, both joined by spaces
             strings = ["labels"]
         if inputs != {"text": tf.string} or len(strings) != 1:
