@@ -254,6 +254,9 @@ def test_arguments_of_keras_work_or_raise():
     peer(np.array([[1, 2]]))
     assert layer.lora_enabled
     assert len(layer.losses) == len(peer.losses)  # Keras regularizes what LoRA trains.
+    layer = PositionalEmbedding(13, 6, lora_rank=2, lora_alpha=7)
+    layer(np.array([[1, 2]]))
+    assert (layer.lora_rank, layer.lora_alpha) == (2, 7)
     layer = PositionalEmbedding(13, 6, embeddings_constraint="non_neg")
     layer(np.array([[1, 2]]))
     assert layer.embeddings.constraint is not None

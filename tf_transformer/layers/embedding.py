@@ -163,6 +163,8 @@ class PositionalEmbedding(PositionedLayer, keras.layers.ReversibleEmbedding):
         [[True, True, True, False]]
     """
 
+    lora_alpha: Any
+
     @checked
     def __init__(
         self,
@@ -222,7 +224,9 @@ class PositionalEmbedding(PositionedLayer, keras.layers.ReversibleEmbedding):
 
     def build_table(self, ids_shape: Shape) -> None:
         """Adds the embedding table. A variant may override this, `rows` and `product`."""
+        alpha = self.lora_alpha
         super().build(ids_shape)
+        self.lora_alpha = alpha  # Keras 3.15 replaces it by the rank.
         self._tracker.unlock()  # Keras locks it after the table, for LoRA. More weights follow.
 
     # The model's first layer and, in reverse, its last one.
