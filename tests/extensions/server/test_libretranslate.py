@@ -135,9 +135,10 @@ def test_a_card_of_other_languages_names_no_pair(listed):
 @pytest.mark.parametrize("kind", [FORM, "text/plain", "", "application/octet-stream", FORM + "; charset=utf-8"])
 @pytest.mark.parametrize("path", ["/translate", "/detect"])
 def test_json_needs_its_header(path, kind, one_pair):
-    status, response = post(one_pair, path, b' {"q": "a=b&c"}', kind)
-    assert status == 400 and response["error"].startswith("expected a form, got JSON as ")
-    assert response["error"].endswith("Send Content-Type: application/json") and "\n" not in response["error"]
+    for body in (b' {"q": "a=b&c"}', b'\xef\xbb\xbf{"q": "a"}', b'\n[{"q": "a"}]'):
+        status, response = post(one_pair, path, body, kind)
+        assert status == 400 and response["error"].startswith("expected a form, got JSON as ")
+        assert response["error"].endswith("Send Content-Type: application/json") and "\n" not in response["error"]
 
 
 def test_languages_that_no_text_is_detected_in(several):

@@ -67,7 +67,7 @@ def app(
     def begin() -> Response | None:
         g.began = time.perf_counter()
         client_left.set(request.environ.get("waitress.client_disconnected") or (lambda: False))
-        if request.content_encoding not in (None, "", "identity"):
+        if (request.content_encoding or "identity").lower() != "identity":
             abort(415, f"expected a body without Content-Encoding, got {request.content_encoding[:99]!r}")
         if request.method == "POST":
             rates.spend(request.remote_addr or "")

@@ -224,7 +224,7 @@ def written(language: str, confidence: float) -> dict[str, Any]:
 def body_of_request() -> Mapping[str, Any]:
     """Returns the fields of a request, of JSON or of a form."""
     if not request.is_json:
-        if request.get_data(cache=True).lstrip().startswith(b"{"):
+        if request.get_data(cache=True).lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
             abort(400, f"expected a form, got JSON as {shown(request.mimetype)}. Send Content-Type: application/json")
         # As LibreTranslate does: browsers send two characters for the end of a line, which would count twice.
         return {name: value.replace("\r\n", "\n") for name, value in request.values.items()}
