@@ -31,6 +31,7 @@ WHOLE = {
     ],
     "brackets": ["[[x]]", "[[user.name]]"],
     "path": [r"C:\new\table.txt", r"d:\temp", r"\\server\name\x", r"\\a.b\c$"],
+    "escape": [r"\u00A0", r"\u2026", r"\ud83d"],
     "dollar": ["$COUNT$", "$user_name", "$userName"],
     "percent name": ["%name%", "%user.name%", "%PATH%"],
     "percent sign": ["%%"],

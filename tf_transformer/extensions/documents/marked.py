@@ -37,6 +37,8 @@ PLACEHOLDERS = {
     r"|[$#]?\{ (?:[$-]?\w[\w.-]{0,99}|[A-Z]+\([^(){}\n]{0,99}\)) \}",
     "brackets": r"\[\[[^\[\]\s]{1,99}\]\]",
     "path": r"(?<!\w)[A-Za-z]:\\[\w.\\-]{1,199}(?<![.\\])|(?<![\w\\])\\\\[\w.-]{1,99}(?:\\[\w.$-]{1,99}){1,19}(?<!\.)",
+    # `Quotes` reads those that it can write again.
+    "escape": r"(?<!\\)\\u[0-9A-Fa-f]{4}",
     # `$m` and `$bn` may be money. A smiley or a time may contain `:name`.
     "dollar": r"\$[A-Za-z_]\w{0,48}\$(?!\w)|(?<![\w$])\$(?=\w{0,48}_|[a-z]{1,48}[A-Z])[A-Za-z_]\w{0,48}",
     "percent name": r"(?<![\w%])%[A-Za-z_][\w.-]{1,48}%(?!\w)",
@@ -353,7 +355,8 @@ class Quotes:
     def __init__(self, text: str) -> None:
         self._pairs = [(f"\\{mark}", mark) for mark in "'\"" if text.count(mark) == text.count(f"\\{mark}") > 0]
         for code in {*re.findall(r"(?<!\\)\\u([0-9A-Fa-f]{4})", text)}:
-            if (character := chr(int(code, 16))).isprintable() and character not in text:
+            character = chr(int(code, 16))
+            if (character.isprintable() or character in "\xa0\u202f") and character not in text:
                 self._pairs.append((f"\\u{code}", character))
         characters = [character for _, character in self._pairs]  # \u00e9 may also be written \u00E9
         self._pairs = [pair for pair in self._pairs if characters.count(pair[1]) == 1]
