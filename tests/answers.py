@@ -29,8 +29,12 @@ def outputs_of(model, texts):
         "prefixes": model.n_best(texts, prefixes=prefixes),
         "samples": model.sample(texts, k=3, seed=2),
         "aligned": [[*output, output.words] for output in model.aligned(texts, beam_size=7)],
-        "document": model.document(["\r\n  ".join(texts[:7]), "Two {dogs}! The woman sees."], beam_size=4),
-        "html": model.document("<p>The <b>old woman</b> sees <i>two <a>dogs</a></i>.</p>", "html", beam_size=7),
+        "document": tt.documents.translate(
+            model, ["\r\n  ".join(texts[:7]), "Two {dogs}! The woman sees."], beam_size=4
+        ),
+        "html": tt.documents.translate(
+            model, "<p>The <b>old woman</b> sees <i>two <a>dogs</a></i>.</p>", "html", beam_size=7
+        ),
         "all": model.sample(texts, temperature=0.7, seed=3),
     }
     if model.languages:

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import gc
+import importlib.util
 import os
 import random
 import signal
@@ -25,6 +26,7 @@ from hostile import TEXTS  # noqa: F401 (tests take it from here)
 # Tracing makes many objects and frees few, so collecting them took a tenth of the time.
 gc.set_threshold(100_000, 50, 1_000)
 BACKEND = keras.backend.backend()
+HAS_EXTENSIONS = importlib.util.find_spec("tf_transformer.extensions") is not None  # not in .ci/core_alone
 EXAMPLES = 8 if BACKEND == "tensorflow" else 3  # JAX compiles for every shape
 hypothesis.settings.register_profile("few", max_examples=EXAMPLES, deadline=None, derandomize=True)
 hypothesis.settings.load_profile("few")
@@ -56,7 +58,12 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Runs files with program tests first: the last ones are short, so that two processes end together."""
+    """Runs files with program tests first: the last ones are short, so that two processes end together.
+
+    Where extensions are missing, skips what needs them."""
+    for item in items:
+        if not HAS_EXTENSIONS and item.get_closest_marker("extensions"):
+            item.add_marker(pytest.mark.skip(reason="needs tf_transformer.extensions"))
     long = collections.Counter(item.path for item in items if item.get_closest_marker("program"))
     items.sort(key=lambda item: -long[item.path])
 
@@ -104,6 +111,8 @@ def seed():
 @pytest.fixture(autouse=True)
 def one_process_of_checks(request, monkeypatch):
     """Starts Python for the check of an export, which takes seconds, only in slow tests and with `whole_checks`."""
+    if not HAS_EXTENSIONS:
+        return
     from tf_transformer.extensions.conformance import check
 
     run = check._run
@@ -132,7 +141,7 @@ def whole_checks():
 def needs_int8():
     """Skips a test if TensorFlow cannot multiply 8-bit integers, as on macOS."""
     from tf_transformer.config import BadInput
-    from tf_transformer.extensions.compression.int8 import check_kernel
+    from tf_transformer.layers.int8 import check_kernel
 
     try:
         check_kernel()
@@ -203,6 +212,7 @@ def loaded(saved):
 @pytest.fixture(scope="session")
 def lite(translator, made_once):
     """The translator's LiteRT export, with two signatures, since each takes seconds to convert."""
+    pytest.importorskip("tf_transformer.extensions")
     pytest.importorskip("ai_edge_litert")
     from tf_transformer.extensions.interop.formats import litert
 
@@ -215,6 +225,7 @@ def lite(translator, made_once):
 @pytest.fixture(scope="session")
 def served(saved):
     """The SavedModel, loaded by TensorFlow's C++ in another process."""
+    pytest.importorskip("tf_transformer.extensions")  # it has the loader
     from served import Served
 
     process = Served(saved)

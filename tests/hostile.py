@@ -19,7 +19,6 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tf_transformer/extensions/interop/engines"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tf_transformer/extensions/conformance"))
-from loader import Servable
 
 TEXTS = [
     "The old woman opens the red door.",
@@ -145,6 +144,8 @@ def main() -> None:
     args = parser.parse_args()
     is_alone = any((Path(args.path) / name).is_file() for name in ("model.tflite", "model.onnx"))
     ports = PORTS[:1] if is_alone else PORTS
+    from loader import Servable
+
     servable, r = (PortableExport if is_alone else Servable)(Path(args.path)), random.Random(args.seed)
     start, wrong, requested, kinds, responses = time.perf_counter(), 0, 0, collections.Counter(), []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -100,8 +100,8 @@ def m2m100_nllb(translator, folder):
 
 def m2m100_extended(translator, folder):
     """It has tokens and a language that were added here."""
-    model = m2m100(translator, folder).with_language("mic", like="de", texts=["犬"])
-    return model.with_tokens(["<term>", "</term>"])
+    model = tt.vocabularies.with_language(m2m100(translator, folder), "mic", like="de", texts=["犬"])
+    return tt.vocabularies.with_tokens(model, ["<term>", "</term>"])
 
 
 FAMILIES = [transformer, transformer_learned, transformer_ensemble, transformer_parser]
@@ -194,7 +194,7 @@ def load(path, texts):
     engine = tt.load(path)
     outputs = engine(texts)
     if engine.translates:
-        documents = [text if text.strip() else "" for text in engine.document(texts)]
+        documents = [text if text.strip() else "" for text in tt.documents.translate(engine, texts)]
         assert documents == outputs
     return outputs
 

@@ -264,7 +264,7 @@ def test_the_pages_that_share_a_run(converted, folder):
             (folder / "runs/mine").symlink_to("tutorial")  # the README's name of the run
     assert is_saved("served")
     assert (folder / "attention.png").exists() and (folder / "attention.html").exists()
-    assert names["translator"].document(names["srt"], format="srt").count(" --> ") == 2
+    assert tt.documents.translate(names["translator"], names["srt"], format="srt").count(" --> ") == 2
     assert names["results"][0].hypotheses and "sentencepiece.bpe.model" in pages.read("docs/guides/ctranslate2.md")
 
 

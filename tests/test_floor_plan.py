@@ -1,11 +1,16 @@
 """Imports between subpackages: there are no cycles, and most modules need no TensorFlow."""
 
 import ast
+import configparser
+import importlib
 import re
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from tf_transformer import registry
 
 PACKAGE = Path(__file__).parents[1] / "tf_transformer"
 CORE = ("config", "masks", "distribution", "registry")  # files that every subpackage may import, as well as utils
@@ -21,11 +26,9 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
     "inference": ("decoding", "models", "serving", "tokenizers"),
     "training": ("data", "decoding", "evaluation", "inference", "layers", "models", "tokenizers"),
     "extensions.adapters": ("models",),
-    "extensions.beam": ("data", "decoding", "extensions.records", "inference", "tokenizers"),
-    "extensions.compression": ("layers",),
+    "extensions.beam": ("data", "decoding", "extensions.documents", "extensions.records", "inference", "tokenizers"),
     "extensions.conformance": (),
-    "extensions.documents": ("extensions.words", "inference"),
-    "extensions.ensemble": ("layers", "models"),
+    "extensions.documents": ("inference",),
     "extensions.interop": ("decoding", "inference", "layers", "models", "serving", "tokenizers"),
     "extensions.parsing": (
         "data",
@@ -37,19 +40,16 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
         "tokenizers",
         "training",
     ),
-    "extensions.rematerialization": (),
     "extensions.records": ("data", "models", "tokenizers"),
     "extensions.recipes": ("data", "decoding", "extensions.documents", "inference"),
     "extensions.server": ("decoding", "extensions.documents", "inference"),
     "extensions.sources": ("data", "tokenizers"),
     "extensions.text_models": ("decoding", "inference", "layers", "serving", "tokenizers"),
-    "extensions.tensorboard": ("training",),
-    "extensions.words": ("inference",),
 }
 # Modules that import TensorFlow at once. They are loaded only on it.
 ON_TENSORFLOW = ["decoding.growing", "inference.savedmodel"]
 ON_TENSORFLOW += [f"extensions.server.{name}" for name in ("app", "libretranslate", "model", "predict")]
-ON_TENSORFLOW += [f"serving.{name}" for name in ("contract", "savedmodel")] + ["extensions.compression.graphs"]
+ON_TENSORFLOW += [f"serving.{name}" for name in ("contract", "graphs", "savedmodel")]
 ON_TENSORFLOW += [f"extensions.beam.{name}" for name in ("preparation", "shards", "translation")]
 ON_TENSORFLOW += [
     f"extensions.interop.formats.{name}" for name in ("argos", "ctranslate2", "litert", "onnx", "portable")
@@ -73,7 +73,8 @@ def package_imports(tree, inside_functions=True):
 
 
 def imports(tree, inside_functions=True):
-    """Yields the imports of a module. Imports only for type checkers count as inside a function."""
+    """Yields the imports of a module. Imports only for type checkers count as inside a function, as do strings that
+    name a module of the package, as `registry` and `lazily` take them."""
     for node in ast.walk(tree) if inside_functions else tree.body:
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
@@ -81,6 +82,15 @@ def imports(tree, inside_functions=True):
             yield from (module if module in FILES else node.module for module in modules)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+        elif inside_functions and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from named_in(node.value)
+
+
+def named_in(string):
+    """Yields the module that a string is the dotted path of, perhaps with an attribute: "layers.int8:Int8"."""
+    path = string.partition(":")[0].removeprefix("tf_transformer.")
+    if "." in path and f"tf_transformer.{path}" in FILES:
+        yield f"tf_transformer.{path}"
 
 
 def subpackage_of(module):
@@ -119,6 +129,27 @@ def cycles_in(imported):
 def test_imports_have_no_cycles():
     files = {name: package_imports(tree) - {name} for name, tree in modules() if name}
     assert not cycles_in(SUBPACKAGES) and not cycles_in(files)
+
+
+def test_strings_that_name_modules_are_imports():
+    source = (
+        """registry.find("services", "extensions.parsing.parser:PARSING")\nlazily("tf_transformer.layers.int8", "x")"""
+    )
+    assert package_imports(ast.parse(source)) == {"extensions.parsing.parser", "layers.int8"}
+    # The package itself names what the registry finds, from above. Below it, the registry names nothing.
+    trees = dict(modules())
+    assert package_imports(trees["registry"]) == {"utils.terminal", "utils.values"}
+    assert "training.tasks" in package_imports(trees[""])
+
+
+def test_extensions_list_what_exists():
+    listed = configparser.ConfigParser()
+    listed.read(PACKAGE / "extensions/entry_points.txt")
+    assert all(section.removeprefix("tf_transformer.") in get_args(registry.Kind) for section in listed.sections())
+    for section in listed.sections():
+        for entry in listed[section].values():
+            module, _, attribute = entry.partition(":")
+            assert hasattr(importlib.import_module(module), attribute), entry
 
 
 def test_most_modules_import_no_tensorflow():

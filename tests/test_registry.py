@@ -69,9 +69,9 @@ def plugin(tmp_path, monkeypatch):
     (folder / "toy_plugin-1.0.dist-info/METADATA").write_text("Name: toy-plugin\nVersion: 1.0\n")
     (folder / "toy_plugin-1.0.dist-info/entry_points.txt").write_text(POINTS)
     monkeypatch.syspath_prepend(folder)
-    registry._entry_points.cache_clear()
+    registry._plugged_in.cache_clear()
     yield folder
-    registry._entry_points.cache_clear()
+    registry._plugged_in.cache_clear()
     sys.modules.pop("toy_plugin", None)
 
 
@@ -94,7 +94,7 @@ def test_a_plugin_that_cannot_be_imported(plugin, translator, tmp_path):
 
 
 def test_an_error_lists_the_engines(plugin, tmp_path):
-    with pytest.raises(tt.BadInput, match="expected a toy, a SavedModel, .* or a checkpoint, found no"):
+    with pytest.raises(tt.BadInput, match="expected a toy, a SavedModel, a run, .* or a checkpoint, found no"):
         tt.load(tmp_path)
 
 

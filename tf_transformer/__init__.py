@@ -6,12 +6,11 @@ their help at once, and layers, model and training work without TensorFlow.
 
 import ast
 import importlib
-import os
-import pkgutil
 import sys
 from pathlib import Path
 from typing import Any
 
+from tf_transformer import registry
 from tf_transformer.utils.terminal import quiet_import
 
 # The modules of public names. __init__.pyi is the only list, so type checkers and this module agree.
@@ -23,6 +22,17 @@ _HOMES = {
 }
 
 __all__ = list(_HOMES)
+
+# Paths and not objects, so that a module is imported only when its name is used.
+registry.core |= {
+    "engines": {
+        "savedmodel": "tf_transformer.inference.loading:SAVED_MODEL",
+        "run": "tf_transformer.training.tasks:RUN",
+    },
+    "formats": {"savedmodel": "tf_transformer.serving.formats:SAVED_MODEL"},
+    "families": {"transformer": "tf_transformer.models.families:PAPER"},
+    "tasks": {"translation": "tf_transformer.training.tasks:TRANSLATION"},
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -43,17 +53,10 @@ def __dir__() -> list[str]:
 def _register() -> None:
     """Registers all classes with Keras, if it is loaded, since .keras files load only registered classes."""
     if "keras" in sys.modules:
-        families = pkgutil.iter_modules([os.path.join(path, "extensions", "interop", "families") for path in __path__])
-        models = (f"extensions.interop.families.{one.name}.model" for one in families if one.ispkg)
-        for module in (
-            "models.transformer",
-            "training.losses",
-            "training.optimizer",
-            "extensions.compression.int8",
-            "extensions.text_models.language_model",
-            *models,
-        ):
+        for module in ("layers.int8", "models.transformer", "training.losses", "training.optimizer"):
             importlib.import_module(f"{__name__}.{module}")
+        # Extensions may be missing, and few files need them.
+        importlib.import_module(f"{__name__}.models.keras_files").register_extensions()
 
 
 _register()

@@ -15,13 +15,14 @@ from tf_transformer.evaluation import bleu as bleu
 from tf_transformer.evaluation import visualize as visualize
 from tf_transformer.evaluation.bleu import Metric as Metric
 from tf_transformer.extensions import beam as beam
+from tf_transformer.extensions import documents as documents
 from tf_transformer.extensions import recipes as recipes
 from tf_transformer.extensions import sources as sources
 from tf_transformer.extensions.adapters.lora import enable_lora as enable_lora
 from tf_transformer.extensions.adapters.lora import load_adapter as load_adapter
 from tf_transformer.extensions.adapters.lora import merge_lora as merge_lora
 from tf_transformer.extensions.adapters.lora import save_adapter as save_adapter
-from tf_transformer.extensions.ensemble import Ensemble as Ensemble
+from tf_transformer.extensions.interop import vocabularies as vocabularies
 from tf_transformer.extensions.parsing.corpus import TreebankCorpus as TreebankCorpus
 from tf_transformer.extensions.parsing.parser import Parser as Parser
 from tf_transformer.extensions.records.preparation import Filters as Filters
@@ -34,6 +35,7 @@ from tf_transformer.extensions.text_models.text_generator import TextGenerator a
 from tf_transformer.extensions.text_models.text_model import TextModel as TextModel
 from tf_transformer.inference.loading import load as load
 from tf_transformer.inference.translator import Translator as Translator
+from tf_transformer.models.ensemble import Ensemble as Ensemble
 from tf_transformer.models.transformer import Transformer as Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer as Tokenizer
 from tf_transformer.training import callbacks as callbacks

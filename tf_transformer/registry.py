@@ -1,7 +1,8 @@
-"""The registry of engines, formats, families, tasks and commands, which other distributions can extend.
+"""The registry of engines, formats, families, tasks, commands and checks, which other distributions can extend.
 
-Each is an object with a name. This package's are listed below as "module:attribute" and imported at first use. Another
-distribution adds objects by entry points, for example in its setup.cfg:
+Each is an object with a name, whose module is imported at first use. The package lists those of the core, and
+extensions/entry_points.txt those of its extensions. Another distribution adds objects by entry points, for example in
+its setup.cfg:
 
     [options.entry_points]
     tf_transformer.formats =
@@ -9,88 +10,68 @@ distribution adds objects by entry points, for example in its setup.cfg:
 """
 
 import functools
-import importlib
-from importlib import metadata
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from tf_transformer.utils.terminal import quiet_import
 from tf_transformer.utils.values import BadInput
 
-Kind = Literal["engines", "formats", "families", "tasks", "commands", "services"]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
-# Dotted paths and not objects, so that a module is imported only when its name is used.
-BUILT_IN: dict[Kind, dict[str, str]] = {
-    "engines": {
-        "savedmodel": "inference.loading:SAVED_MODEL",
-        "litert": "extensions.interop.engines.portable:OPENS_LITERT",
-        "onnx": "extensions.interop.engines.portable:OPENS_ONNX",
-        "run": "training.tasks:RUN",
-        "checkpoint": "extensions.interop.families.hub:CHECKPOINT",
-    },
-    "formats": {
-        "savedmodel": "serving.formats:SAVED_MODEL",
-        "litert": "extensions.interop.formats:LITERT",
-        "onnx": "extensions.interop.formats:ONNX",
-        "ctranslate2": "extensions.interop.formats:CTRANSLATE2",
-        "argos": "extensions.interop.formats:ARGOS",
-        "transformers": "extensions.interop.formats:TRANSFORMERS",
-    },
-    # A directory belongs to the first family that recognizes it. MarianMT accepts any archive as a tokenizer, and the
-    # paper's models accept any file, so these two come last.
-    "families": {
-        "m2m100": "extensions.interop.families.m2m100.family:FAMILY",
-        "marian": "extensions.interop.families.marian.family:FAMILY",
-        "transformer": "models.families:PAPER",
-    },
-    "tasks": {
-        "translation": "training.tasks:TRANSLATION",
-        "parsing": "extensions.parsing.parser:PARSING",
-    },
-    # Other commands are the modules of trainers/.
-    "commands": {"check": "extensions.conformance.check:main"},
-    # Functions that the core calls by name, since it imports no extension.
-    "services": {
-        "board": "extensions.tensorboard:board",
-        "documents": "extensions.documents.document:translated",
-        "trimmed": "extensions.interop.vocabularies:trimmed",
-        "with_language": "extensions.interop.vocabularies:with_language",
-        "with_tokens": "extensions.interop.vocabularies:with_tokens",
-        "check": "extensions.conformance.check:check",
-        "compact": "extensions.compression.graphs:compact",
-        "ensemble": "extensions.ensemble:Ensemble",
-        "int8": "extensions.compression.int8:Int8",
-        "rematerialized": "extensions.rematerialization:rematerialized",
-        "sample": "extensions.text_models.sampling:translations",
-        "words": "extensions.words:words",
-    },
-}
+Kind = Literal["engines", "formats", "families", "tasks", "commands", "checks", "keras_classes"]
+
+# Set by the package: the registry lies below all that it finds, and knows none of it.
+core: dict[Kind, dict[str, str]] = {}
+EXTENSIONS = Path(__file__).with_name("extensions") / "entry_points.txt"
 
 
 # Reading the metadata of all installed packages takes longer than a lookup should.
 @functools.cache
-def _entry_points(kind: Kind) -> dict[str, metadata.EntryPoint]:
+def _plugged_in(kind: Kind) -> "dict[str, EntryPoint]":
+    """Returns the entry points of other distributions."""
+    from importlib import metadata  # takes longer to import than this package
+
     return {entry.name: entry for entry in metadata.entry_points(group=f"tf_transformer.{kind}")}
 
 
+@functools.cache
+def _built_in(kind: Kind) -> "dict[str, EntryPoint]":
+    """Returns the entry points of this package: the core's, then those of its extensions."""
+    import configparser
+    from importlib import metadata
+
+    group, paths = f"tf_transformer.{kind}", dict(core.get(kind, {}))
+    listed = configparser.ConfigParser()
+    listed.optionxform = str  # type: ignore[assignment,method-assign]  # names keep their case
+    listed.read(EXTENSIONS, encoding="utf-8")  # reads nothing where extensions/ is missing
+    paths |= dict(listed[group]) if listed.has_section(group) else {}
+    return {name: metadata.EntryPoint(name, path, group) for name, path in paths.items()}
+
+
+def is_plugged_in(kind: Kind, name: str) -> bool:
+    """Returns whether another distribution has the object with this name."""
+    return name in _plugged_in(kind)
+
+
 def names(kind: Kind) -> list[str]:
-    """Returns the names of one kind, those of other distributions first."""
-    return [*dict.fromkeys([*_entry_points(kind), *BUILT_IN[kind]])]
+    """Returns the names of one kind: those of other distributions, then the core's, then those of extensions."""
+    return [*dict.fromkeys([*_plugged_in(kind), *_built_in(kind)])]
 
 
 def find(kind: Kind, name: str) -> Any:
     """Imports the object with this name, or raises BadInput if it does not exist or cannot be imported."""
-    # Entry points come first, so that another distribution can replace what is built in.
     option = {"families": "family"}.get(kind, kind.removesuffix("s"))
-    if entry := _entry_points(kind).get(name):
+    # Other distributions come first, so that they can replace what is built in.
+    if entry := _plugged_in(kind).get(name):
         try:
             return entry.load()
         except (ImportError, AttributeError) as error:
             raise BadInput(f"{option}: cannot load {name!r} from {entry.value}: {error}. Reinstall it.") from error
-    if name not in BUILT_IN[kind]:
+    if name not in _built_in(kind):
         raise BadInput(f"{option}: expected one of {', '.join(names(kind))}, got {name!r}")
-    module, _, attribute = BUILT_IN[kind][name].partition(":")
     with quiet_import():
-        return getattr(importlib.import_module(f"tf_transformer.{module}"), attribute)
+        return _built_in(kind)[name].load()
 
 
 def everything(kind: Kind) -> dict[str, Any]:

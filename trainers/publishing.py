@@ -167,7 +167,7 @@ def say_done(began: float, run: Path, root: Path, commands: str | None) -> None:
 
 def say_dtypes(path: Path, size: int, parameters: int) -> None:
     """Prints the share of 8-bit weights in an export whose weights take `size` bytes, and the sizes in other dtypes."""
-    from tf_transformer.extensions.compression.int8 import share_in_8_bits
+    from tf_transformer.layers.int8 import share_in_8_bits
 
     half = 2 * parameters
     share = f"{100 * share_in_8_bits(path):.0f} % of the weights have 8 bits"

@@ -106,7 +106,7 @@ def translate_document(args: argparse.Namespace) -> None:
         raise tt.BadInput(f"{'standard input' if args.source == '-' else args.source}: {error}") from error
     warn_of_kind(args.source, args.document)
     model = engine(args.model, vars(args), batch_size=args.batch_size or 32)
-    written = model.document(text, format, **of_calls(vars(args)))
+    written = tt.documents.translate(model, text, format, **of_calls(vars(args)))
     if args.output:
         write_text(args.output, written, encoding=encoding)
     else:

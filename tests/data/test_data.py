@@ -15,7 +15,7 @@ from tf_transformer.data import toy_corpus
 from tf_transformer.data.batches import Batches, Block, Ids, Order, bucket_bounds, metadata_of, tokenized
 from tf_transformer.data.corpus import Batching
 from tf_transformer.data.datasets import fed, text_pairs, token_batches
-from tf_transformer.data.sources import MAX_LENGTH, encoder_of, rows_of
+from tf_transformer.data.sources import MAX_LENGTH, TextSource, encoder_of, rows_of
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID
 
 PAIRS = 701
@@ -217,7 +217,7 @@ def test_bad_lines_can_be_skipped(corpus, tmp_path):
         text_pairs(*files, tokenizer, 512)
     batches = text_pairs(*files, tokenizer, 512, skip_bad_lines=True)
     assert sorted(rows(batches)) == sorted(expected_rows(good, tokenizer))
-    corpus = tt.Corpus(tt.sources.TextSource(*files, skip_bad_lines=True), (["a"], ["b"]))
+    corpus = tt.Corpus(TextSource(*files, skip_bad_lines=True), (["a"], ["b"]))
     assert corpus.batches(Batching(tokenizer, 512, 1)).summary().skipped == len(bad)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import tf_transformer as tt
 from tf_transformer.config import BadInput
 from tf_transformer.data import text_files
+from tf_transformer.data.sources import TextSource
 from tf_transformer.data.text_files import LineRange, line_ranges, read_range, unpacked
 from tf_transformer.utils.files import lines_of
 
@@ -60,7 +61,7 @@ def test_lines_of_pairs(tmp_path):
     (tmp_path / "target").write_bytes(b"rote\rdoor\nZwei\n")
     files = tmp_path / "source", tmp_path / "target"
     expected = ["red\rdoor", "Two\x0cdoors\x85now\u2028."], ["rote\rdoor", "Zwei"]
-    source = tt.sources.TextSource(*files)
+    source = TextSource(*files)
     assert tt.data.read_text_pairs(*files) == source.texts() == expected
     pairs = [pair for part in source.parts(1, tmp_path) for pair in source.read(part)]
     assert pairs == list(source.pairs()) == [tuple(map(str.encode, pair)) for pair in zip(*expected, strict=True)]

@@ -9,8 +9,8 @@ from markov import END, START, problem_of, random_models, search
 
 from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
+from tf_transformer.decoding.sampling import sample, uniforms_of
 from tf_transformer.decoding.search import Fixed
-from tf_transformer.extensions.text_models.sampling import sample, uniforms_of
 
 
 def sampled(logits, max_length, seed, rows=None, **options):

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import HAS_EXTENSIONS
 from hypothesis import example, given
 from hypothesis import strategies as st
-from test_parsing import small_parser
 
 import tf_transformer as tt
 from tf_transformer.inference import savedmodel
@@ -25,9 +25,10 @@ TEXTS = ["The red door.", "", "Two doors.", "   ", "word " * 41]
 
 
 @pytest.fixture(scope="module")
-def engines(translator, loaded, lite):
+def engines(translator, loaded, request):
     """A translator and its exports. A list of one export is that export."""
-    return {"translator": translator, "savedmodel": loaded, "litert": tt.load([lite])}
+    portable = {"litert": tt.load([request.getfixturevalue("lite")])} if HAS_EXTENSIONS else {}
+    return {"translator": translator, "savedmodel": loaded, **portable}
 
 
 def close(result, expected):
@@ -74,7 +75,12 @@ def tiny_model():
 
 def test_models_pickle(translator):
     translator = translator.replace(beam_size=2, batch_size=5)
-    for engine in (translator.replace(model=tt.Ensemble([tiny_model(), tiny_model()])), small_parser()):
+    engines = [translator.replace(model=tt.Ensemble([tiny_model(), tiny_model()]))]
+    if HAS_EXTENSIONS:
+        from test_parsing import small_parser
+
+        engines.append(small_parser())
+    for engine in engines:
         again = pickle.loads(pickle.dumps(engine))
         assert type(again) is type(engine)
         assert again.options == engine.options and again.batch_size == engine.batch_size
@@ -85,9 +91,10 @@ def test_models_pickle(translator):
 
 @pytest.mark.program
 @pytest.mark.filterwarnings("ignore:more tokens")
-def test_engines_pickle_for_other_processes(translator, saved, lite, monkeypatch):
+def test_engines_pickle_for_other_processes(translator, saved, request, monkeypatch):
     """Another process opens the files from any working directory. `ONNX` pickles like `LiteRT`."""
-    monkeypatch.chdir(lite.parents[1])
+    portable = request.getfixturevalue("lite") if HAS_EXTENSIONS else saved
+    monkeypatch.chdir(portable.parents[1])
     options, texts = {"length_penalty": 1.3, "max_length": 7}, TEXTS[::2]
     engines = [tt.load("name", **options), tt.load(saved, batch_size=3, **options)]
     engines.append(translator.replace(model=tiny_model(), beam_size=1))
@@ -160,11 +167,16 @@ def test_wrong_calls_raise(engines):
                 engine(TEXTS[:1], **options)
         with pytest.raises(tt.BadInput, match="texts: expected strings, got int at index 1"):
             engine(["a", 7])
+    for name, most in {"savedmodel": 4, "litert": 3}.items():
+        if name in engines:
+            with pytest.raises(tt.BadInput, match=f"n_best: expected 1 to {most}, got {most + 1}"):
+                engines[name].n_best(TEXTS[:1], most + 1)
+
+
+@pytest.mark.extensions
+def test_an_export_fixes_its_beam_size(engines):
     with pytest.raises(tt.BadInput, match="beam_size: expected none in a call"):
         engines["litert"](TEXTS[:1], beam_size=2)
-    for name, most in (("savedmodel", 4), ("litert", 3)):
-        with pytest.raises(tt.BadInput, match=f"n_best: expected 1 to {most}, got {most + 1}"):
-            engines[name].n_best(TEXTS[:1], most + 1)
 
 
 def test_replies_come_in_order_while_texts_are_read(engines):

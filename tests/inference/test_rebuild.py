@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import TEXTS, draw_weights
+from conftest import HAS_EXTENSIONS, TEXTS, draw_weights
 
 import tf_transformer as tt
-from tf_transformer.extensions.interop.formats.ctranslate2 import save as save_ctranslate2
 from tf_transformer.serving.contract import Root
 from tf_transformer.serving.savedmodel import save_export
 from tf_transformer.training.run import Run
@@ -48,12 +47,13 @@ def test_a_model_that_is_loaded_and_saved_again_keeps_its_limits(saved, tmp_path
     options = {"n_best": 3, "license": "MIT"}
     other = tt.Translator.from_pretrained(path, beam_size=7, export_options=options)
     assert metadata_of(other) == limits | metadata | {"max_beam_size": 7, "n_best": 3, "license": "MIT"}
-    monkeypatch.setattr(
-        "tf_transformer.extensions.interop.formats.litert.LiteRTFolder._converted", lambda *_: b"a file"
-    )
-    tt.Translator.from_pretrained(path).save(tmp_path / "litert", format="litert")
-    written = json.loads((tmp_path / "litert/model.json").read_text())
-    assert written["max_length"] == 37 and written["step"] == 29 and "max_beam_size" not in written
+    if HAS_EXTENSIONS:
+        monkeypatch.setattr(
+            "tf_transformer.extensions.interop.formats.litert.LiteRTFolder._converted", lambda *_: b"a file"
+        )
+        tt.Translator.from_pretrained(path).save(tmp_path / "litert", format="litert")
+        written = json.loads((tmp_path / "litert/model.json").read_text())
+        assert written["max_length"] == 37 and written["step"] == 29 and "max_beam_size" not in written
     file.write_text(json.dumps(json.loads(file.read_text()) | {"n_best": "2"}))
     with pytest.raises(tt.BadInput, match="n_best: expected a whole number, got '2'"):
         tt.Translator.from_pretrained(path)
@@ -133,8 +133,12 @@ def test_an_ensemble_translates(translator, ensemble):
     expected = np.log(np.mean(np.exp(np.asarray(log_probs, "float64")), axis=0)).sum()
     assert float(result.log_probs[0, 0]) == pytest.approx(expected, abs=1e-4)
     assert both.attention(TEXTS[0], "Zwei Türen.").scores.cross[-1].shape[:2] == (1, 6)
+
+
+@pytest.mark.extensions
+def test_an_ensemble_is_not_converted(translator, ensemble):
     with pytest.raises(tt.BadInput, match="expected one model, which CTranslate2 can run, got an ensemble of 2"):
-        save_ctranslate2(both, "nowhere")
+        tt.Translator(ensemble, translator.tokenizer).save("nowhere", format="ctranslate2")
 
 
 def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
@@ -159,6 +163,7 @@ def test_an_ensemble_of_runs(translator, ensemble, tmp_path):
         tt.Translator.from_pretrained([runs[0].path, tmp_path / "three"])
 
 
+@pytest.mark.extensions
 def test_several_folders_are_runs_or_raise(saved, tmp_path):
     marian = Path(__file__).parents[1] / "marian/trained"
     for loads in (tt.load, tt.Translator.from_pretrained, tt.Parser.from_pretrained):

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tf_transformer as tt
-from tf_transformer.extensions.compression import int8
-from tf_transformer.extensions.interop.formats.ctranslate2 import save as save_ctranslate2
+from tf_transformer.layers import int8
 from trainers.publishing import say_dtypes
 
 needs_int8 = pytest.mark.usefixtures("needs_int8")
@@ -184,10 +183,13 @@ def test_every_kind_of_model(translator):
 
 
 @needs_int8
-def test_8_bit_weights_are_not_converted(translator, tmp_path):
-    """This holds for our weights and for those of Keras's `quantize`."""
+@pytest.mark.extensions
+def test_8_bit_weights_are_not_converted_to_another_format(translator, tmp_path):
     with pytest.raises(tt.BadInput, match="expected weights of 16 or 32 bits"):
-        save_ctranslate2(translator.astype("int8"), tmp_path / "1", "int8")
+        translator.astype("int8").save(tmp_path / "1", format="ctranslate2", dtype="int8")
+
+
+def test_weights_that_keras_quantized_are_not_converted():
     model = tt.Transformer(tt.TransformerConfig(1, 12, 17, 3, vocab_size=350))
     model.build()
     model.encoder_layers[0].feed_forward.hidden.quantize("int8")
@@ -197,6 +199,7 @@ def test_8_bit_weights_are_not_converted(translator, tmp_path):
 
 
 @needs_int8
+@pytest.mark.extensions
 def test_marian_in_8_bits():
     close_to(tt.Translator.from_pretrained("tests/marian/trained"), ["A man rides a horse.", "Two dogs play."])
 

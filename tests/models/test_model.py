@@ -16,8 +16,7 @@ from promises import assert_cached_is_whole
 from tf_transformer import PRESETS, Ensemble, SmoothedCrossEntropy, Transformer, TransformerConfig
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
-from tf_transformer.extensions.compression import int8
-from tf_transformer.layers import DecoderLayer, EncoderLayer
+from tf_transformer.layers import DecoderLayer, EncoderLayer, int8
 from tf_transformer.models.weights import copy_weights, freeze, frozen_weights
 from trainers import costs
 

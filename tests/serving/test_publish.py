@@ -12,9 +12,6 @@ import tensorflow as tf
 
 import tf_transformer as tt
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.extensions.compression import graphs
-from tf_transformer.extensions.conformance import check as checking
-from tf_transformer.extensions.conformance.check import Finding
 from tf_transformer.serving import formats
 from tf_transformer.serving import savedmodel as publish
 from tf_transformer.serving.contract import Export, Root
@@ -36,7 +33,11 @@ def test_saving_is_atomic(translator, saved, monkeypatch):
     assert [path.name for path in saved.parent.iterdir()] == ["1"]
 
 
+@pytest.mark.extensions
 def test_a_failed_check_publishes_nothing(translator, tmp_path, monkeypatch, capsys):
+    from tf_transformer.extensions.conformance import check as checking
+    from tf_transformer.extensions.conformance.check import Finding
+
     checked = []
 
     def check(path):
@@ -46,12 +47,21 @@ def test_a_failed_check_publishes_nothing(translator, tmp_path, monkeypatch, cap
 
     monkeypatch.setattr(checking, "check", check)
     monkeypatch.setattr(tf.saved_model, "save", lambda _, path, **__: Path(path, "saved_model.pb").touch())
-    monkeypatch.setattr(graphs, "compact", lambda path: None)
+    monkeypatch.setattr(publish, "compact", lambda path: None)
     with pytest.raises(tt.BadInput, match=r"(?s)nothing was published:\n  FAIL weights are stored once, but: a = b$"):
         save_export(Export(translator), tmp_path / "name" / "3", checked=True)
     assert checked[0].name == "3"  # the final name
     assert list((tmp_path / "name").iterdir()) == []
     assert capsys.readouterr().out == "checking that it can be used ...\n"
+
+
+def test_a_check_that_is_asked_for_is_there_or_an_error(translator, tmp_path, monkeypatch):
+    monkeypatch.setattr("tf_transformer.registry.everything", lambda kind: {})
+    monkeypatch.setattr(tf.saved_model, "save", lambda _, path, **__: Path(path, "saved_model.pb").touch())
+    monkeypatch.setattr(publish, "compact", lambda path: None)
+    with pytest.raises(tt.BadInput, match="^checked: expected a check of exports, .* found none$"):
+        save_export(Export(translator), tmp_path / "name" / "3", checked=True)
+    assert list((tmp_path / "name").iterdir()) == []
 
 
 def test_a_directory_appears_when_it_is_complete(tmp_path):

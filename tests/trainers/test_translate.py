@@ -58,7 +58,7 @@ def test_it_takes_the_options_of_a_call(engine, source, tmp_path, capsys):
 def test_a_document(engine, tmp_path, capsysbinary):
     page, output = tmp_path / "page.html", tmp_path / "output"
     page.write_bytes("<p>The <b>red</b> door. Two doors {x}.\r\n</p>é".encode())
-    expected = engine.document(page.read_bytes(), "html", beam_size=2).encode()
+    expected = tt.documents.translate(engine, page.read_bytes(), "html", beam_size=2).encode()
     translate.main(["saved", str(page), "--document", "html", "--beam-size", "2", "--output", str(output)])
     assert output.read_bytes() == expected and b"\r\n</p>" in expected
     translate.main(["saved", str(page), "--document", "html", "--beam-size", "2"])

@@ -21,6 +21,7 @@ from programs import same_weights
 import tf_transformer as tt
 from tf_transformer.data.batches import Ids
 from tf_transformer.data.corpus import Batching, Corpus
+from tf_transformer.data.sources import MemorySource
 from tf_transformer.models.families import build_model
 from tf_transformer.training import trainer as trainers
 from tf_transformer.training.callbacks import TrainingInterrupted
@@ -38,7 +39,7 @@ MAKE_MODEL = tt.Trainer.make_model
 @functools.cache
 def traced_model(recipe):
     """Returns a model for all tests, since tracing its step takes seconds, and its variables with their values."""
-    corpus = Corpus(tt.sources.MemorySource(["a"], ["b"]), (["a"], ["b"]))
+    corpus = Corpus(MemorySource(["a"], ["b"]), (["a"], ["b"]))
     model = MAKE_MODEL(tt.Trainer("nowhere", CONFIG, corpus, recipe), RECIPE.steps)
     model.optimizer.build(model.trainable_variables)
     model.make_train_function()

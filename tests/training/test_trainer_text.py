@@ -12,6 +12,7 @@ from test_trainer import CONFIG, RECIPE
 import tf_transformer as tt
 from tf_transformer.data import corpus as corpora
 from tf_transformer.data.corpus import Batching
+from tf_transformer.data.sources import TextSource
 from tf_transformer.models.families import load_tokenizer
 from tf_transformer.training.run import Run
 
@@ -57,7 +58,7 @@ def test_a_text_may_move_but_not_change(text, tmp_path):
     shutil.copytree(text, tmp_path / "there", dirs_exist_ok=True)
     lines = (tmp_path / "there/train.en").read_text().splitlines(keepends=True)
     (tmp_path / "there/train.en").write_text("".join([lines[1], lines[0], *lines[2:]]))  # same size
-    source = tt.sources.TextSource(*(tmp_path / f"there/train.{side}" for side in ("en", "de")))
+    source = TextSource(*(tmp_path / f"there/train.{side}" for side in ("en", "de")))
     with pytest.raises(tt.BadInput, match=r"configuration: the training set has changed: .*/train.en; the dev"):
         tt.Trainer(tmp_path / "run", CONFIG, tt.Corpus(source, (["a"], ["b"])), RECIPE).fit()
 
@@ -109,9 +110,14 @@ def test_a_dev_set_of_long_sentences(corpus, text, tmp_path):
 
 
 def test_pairs_that_are_longer_than_learned_positions_are_skipped(corpus, tmp_path):
-    """They are skipped in training and dev set. The maximum length of records is fixed."""
+    """They are skipped in training and dev set."""
     config = dataclasses.replace(CONFIG, positions="learned", max_length=23)
     check_lengths(prepared(tt.Trainer(tmp_path / "run", config, corpus, RECIPE)), corpus)
+
+
+@pytest.mark.extensions
+def test_the_maximum_length_of_records_is_fixed(corpus, tmp_path):
+    config = dataclasses.replace(CONFIG, positions="learned", max_length=23)
     records = tt.Records.__new__(tt.Records)
     records.max_length = 29
     of_records = tt.Corpus(records, corpus.dev)
@@ -149,6 +155,7 @@ def test_a_custom_tokenizer_and_length(corpus, text, tmp_path):
         tt.Trainer(tmp_path, CONFIG, corpus, RECIPE, **arguments).fit()
 
 
+@pytest.mark.extensions
 def test_a_run_keeps_the_languages_of_its_start(corpus, tmp_path):
     """A start with other languages is an error."""
     pytest.importorskip("safetensors")

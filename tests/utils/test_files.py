@@ -15,13 +15,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from conftest import HAS_EXTENSIONS
 from programs import ROOT, run_python
 
 import tf_transformer as tt
-from tf_transformer.extensions.interop.engines.portable import LiteRT
-from tf_transformer.extensions.interop.families import hub
-from tf_transformer.extensions.interop.formats.ctranslate2 import save as save_ctranslate2
-from tf_transformer.extensions.parsing import treebank
 from tf_transformer.inference.savedmodel import SavedModel
 from tf_transformer.serving.formats import next_version
 from tf_transformer.training.losses import average_weights
@@ -77,8 +74,14 @@ def test_a_full_disk_names_the_file(new, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.extensions
 def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(home, translator, saved):
     """Everything that `os.fspath` accepts is a path."""
+    from tf_transformer.extensions.interop.engines.portable import LiteRT
+    from tf_transformer.extensions.interop.families import hub
+    from tf_transformer.extensions.interop.formats.ctranslate2 import save as save_ctranslate2
+    from tf_transformer.extensions.parsing import treebank
+
     assert user_path("~/text") == home / "text"
     tt.toy_corpus.write_corpus(Entry("~/text"), train=31, dev=3, test=2)
     translator.tokenizer.save(Entry("~/run/tokenizer.model"))
@@ -137,8 +140,12 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_goes_in(home, translator, sa
 
 
 def test_bytes_are_not_a_path():
-    takers = (user_path, tt.load, tt.Translator.from_pretrained, Run, tt.Tokenizer.load, tt.Records)
-    takers += (treebank.read_trees, checksum, lambda path: tt.load([path]))
+    takers = (user_path, tt.load, tt.Translator.from_pretrained, Run, tt.Tokenizer.load)
+    takers += (checksum, lambda path: tt.load([path]))
+    if HAS_EXTENSIONS:
+        from tf_transformer.extensions.parsing import treebank
+
+        takers += (tt.Records, treebank.read_trees)
     takers += (lambda path: tt.data.check_text_pairs(path, path), lambda path: tt.TextCorpus([path] * 2, [path] * 2))
     for take in takers:
         with pytest.raises(tt.BadInput, match=r"expected .*, got (b'a'|<DirEntry b'a'>)") as error:
@@ -150,7 +157,7 @@ def test_bytes_are_not_a_path():
 
 def test_empty_paths_and_paths_that_are_not_utf_8():
     """An unset shell variable would be the current folder. TensorFlow rejects paths that are not UTF-8."""
-    for take in (user_path, tt.load, Run, tt.Tokenizer.load, tt.Records):
+    for take in (user_path, tt.load, Run, tt.Tokenizer.load, *([tt.Records] if HAS_EXTENSIONS else [])):
         with pytest.raises(tt.BadInput, match="expected a path, got an empty one"):
             take("")
     for take in (user_path, Run, tt.Tokenizer.load):

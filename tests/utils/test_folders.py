@@ -6,8 +6,6 @@ import pytest
 from programs import fails
 
 import tf_transformer as tt
-from tf_transformer.extensions.interop.engines import litert_client
-from tf_transformer.extensions.interop.engines.portable import LiteRT
 from tf_transformer.training.run import Run
 from tf_transformer.utils.folders import (
     EXPORTS,
@@ -56,8 +54,12 @@ def test_the_newest_of_both_kinds(tmp_path):
     assert not needs_no_tensorflow("gs://bucket/model")
 
 
+@pytest.mark.extensions
 def test_a_folder_without_a_model_is_one_line(tmp_path):
     pytest.importorskip("ai_edge_litert")
+    from tf_transformer.extensions.interop.engines import litert_client
+    from tf_transformer.extensions.interop.engines.portable import LiteRT
+
     put(tmp_path / "1")
     for folder, reason in ((tmp_path, "found no {} in "), (tmp_path / "nowhere", "found nothing at ")):
         for take, files in (
@@ -73,6 +75,7 @@ def test_a_folder_without_a_model_is_one_line(tmp_path):
         assert not needs_no_tensorflow(folder)
 
 
+@pytest.mark.extensions
 def test_what_another_folder_is_and_what_opens_it(tmp_path, capsys):
     put(tmp_path / "saved/7", SAVED_MODEL)
     put(tmp_path / "litert/7", LITERT, "model.json", "source.spm", "target.spm")

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tf_transformer.decoding.beams import Hypotheses as Hypotheses
+    from tf_transformer.decoding.sampling import sample as sample
+    from tf_transformer.decoding.sampling import uniforms_of as uniforms_of
     from tf_transformer.decoding.search import Decoder as Decoder
     from tf_transformer.decoding.search import Fixed as Fixed
     from tf_transformer.decoding.search import SearchProblem as SearchProblem
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 
 _HOMES = dict.fromkeys(("Decoder", "Fixed", "SearchProblem", "beam_search"), "decoding.search")
 _HOMES |= {"Hypotheses": "decoding.beams"}
-_HOMES |= dict.fromkeys(("sample", "uniforms_of"), "extensions.text_models.sampling")
+_HOMES |= dict.fromkeys(("sample", "uniforms_of"), "decoding.sampling")
 
 
 # Loaded on first use, since engines without Keras read `search_options` of this subpackage.

@@ -10,16 +10,15 @@ import json
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
-from tf_transformer import registry
 from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, check_language, of_request
+from tf_transformer.inference.words import Aligned
 from tf_transformer.utils.files import encoded, one_line
 from tf_transformer.utils.processor import saturates
 from tf_transformer.utils.terminal import Progress
 from tf_transformer.utils.values import BadInput, Count, checked, shown
 
-DocumentFormat = Literal["text", "html", "xml", "srt"]
 BATCHES = 32  # maximum number of batches of a stream that are sorted by length together
 REQUEST_OPTIONS = tuple(name for name, option in SEARCH_OPTIONS.items() if option.request)
 UNUSED = -1e9  # score of an unused output slot in a graph
@@ -84,23 +83,6 @@ class TranslationResult(NamedTuple):
         return json.dumps({"text": self.line, **fields}, ensure_ascii=False)
 
 
-class Aligned(NamedTuple):
-    """A text, its best output, and the source token of highest attention for each token of the output."""
-
-    source: str
-    text: str
-    source_tokens: Sequence[str] = ()  # the language's, if there is one, and the text's without EOS
-    tokens: Sequence[str] = ()
-    links: Sequence[int] = ()  # for each token an index into `source_tokens`, or one past them for EOS
-    truncated: bool = False  # whether the source has more tokens than the model reads
-    length: int | None = None  # source tokens before truncation
-
-    @property
-    def words(self) -> tuple[list[str], list[str], list[tuple[int, int]]]:
-        """Words of the source, words of the output, and pairs of their indices, by most of a word's tokens."""
-        return registry.find("services", "words")(self)
-
-
 class Request(NamedTuple):
     """Validated arguments of a call, besides the texts."""
 
@@ -119,7 +101,7 @@ class Engine(ABC):
         max_values: Highest value of an option of a call, and of "n_best", by name.
         languages: Languages of a multilingual model, otherwise ().
         batch_size: Texts per batch. They are sorted by length first.
-        translates: Whether it has `document`, unlike a parser.
+        translates: Whether it translates, unlike a parser.
         aligns: Whether it has `aligned`.
     """
 
@@ -218,46 +200,6 @@ class Engine(ABC):
         texts, request = list(strings_in(texts)), self.request(n, options)
         with Progress(len(texts), "texts") as progress:
             return self._in_batches(self._replies, texts, request, progress.add)
-
-    @overload
-    def document(self, texts: str | bytes, format: str = ..., **options: Any) -> str: ...
-
-    @overload
-    def document(self, texts: Iterable[str | bytes], format: str = ..., **options: Any) -> list[str]: ...
-
-    def document(
-        self,
-        texts: str | bytes | Iterable[str | bytes],
-        format: str = "text",
-        sentences: Callable[[str], Sequence[str]] | None = None,
-        **options: Any,
-    ) -> str | list[str]:
-        """Translates texts of any length sentence by sentence, and keeps whitespace and markup.
-
-            translator.document("<p>Dr. No is <b>here</b>. Write to {name}!</p>", format="html")
-
-        Sentences longer than the model reads are cut at a semicolon, a comma or a space. Addresses and placeholders,
-        such as {name} or %s, are copied verbatim.
-
-        Args:
-            texts: As in a call. Bytes of HTML and XML are decoded as they declare.
-            format: "text", where a newline ends a sentence, or "html" or "xml", where each tag is placed once, around
-                the words that `aligned` or else their positions assign to it. Code and elements with translate="no"
-                are copied verbatim. Or "srt", subtitles, whose sentences may have several lines and captions.
-            sentences: Function that splits a line into sentences, which joined are the line. Defaults to
-                `sentences_in` of the source language.
-            options: As in a call.
-
-        Raises:
-            BadInput: As in a call, or if the engine is a parser, the format is unknown, XML is not well formed, an
-                encoding is unknown, or a package is missing.
-        """
-        if not self.translates:
-            raise BadInput("document: expected a translator, got a parser, which takes sentences")
-        is_single = isinstance(texts, str | bytes) or getattr(texts, "shape", None) == ()
-        documents = list(strings_in([texts] if is_single else texts))
-        outputs = registry.find("services", "documents")(self, documents, format, sentences, options)
-        return outputs[0] if is_single else outputs
 
     @checked
     def aligned(self, texts: Iterable[str | bytes], **options: Any) -> list[Aligned]:

@@ -10,15 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.inference.engine import (
-    UNUSED,
-    Aligned,
-    Engine,
-    Hypothesis,
-    Request,
-    TranslationResult,
-    warn_of_saturation,
-)
+from tf_transformer.inference.engine import UNUSED, Engine, Hypothesis, Request, TranslationResult, warn_of_saturation
+from tf_transformer.inference.words import Aligned
 from tf_transformer.tokenizers.strings import check_tensorflow_text, truncate_texts
 from tf_transformer.utils.files import encoded, plainly_named
 from tf_transformer.utils.folders import saved_model_of

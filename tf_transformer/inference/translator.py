@@ -17,7 +17,6 @@ from tf_transformer.decoding.search_options import LANGUAGES, MOST_BEAMS, SEARCH
 from tf_transformer.decoding.text_model import TextModel, check_length, padded
 from tf_transformer.inference.engine import (
     REQUEST_OPTIONS,
-    Aligned,
     Engine,
     Hypothesis,
     Request,
@@ -27,6 +26,8 @@ from tf_transformer.inference.engine import (
     warned,
 )
 from tf_transformer.inference.loading import SPECIAL, opener_of
+from tf_transformer.inference.sampling import sampled
+from tf_transformer.inference.words import Aligned
 from tf_transformer.models.families import Rebuilt
 from tf_transformer.models.transformer import Attention, AttentionScores, Transformer
 from tf_transformer.tokenizers.strings import truncate_texts
@@ -163,7 +164,7 @@ class Translator(TextModel, Engine):
     def astype(self, dtype: Dtype) -> Self:
         """Returns a copy whose weights are stored and multiplied in float32, bfloat16, float16 or int8.
 
-        Attention weights, logits, search and scores use float32. int8 (`extensions.compression.int8`) only applies to
+        Attention weights, logits, search and scores use float32. int8 (`layers.int8`) only applies to
         matmuls with weights, and changes of int8 weights after the first matmul have no effect. float16 is for GPUs: on
         some CPUs it is 75 times slower than float32.
 
@@ -171,55 +172,6 @@ class Translator(TextModel, Engine):
             BadInput: If the dtype is unknown, or TensorFlow cannot multiply 8-bit integers on this machine.
         """
         return self.replace(model=self.model.astype(dtype))
-
-    def trimmed(
-        self, texts: Iterable[str], languages: Sequence[str] | None = None, scripts: Sequence[str] | None = None
-    ) -> Self:
-        """Returns a copy with a smaller vocabulary, whose pieces are those of some texts and scripts.
-
-            small = translator.trimmed([*english, *german])
-            small.save("litert/en-de/1", format="litert")
-
-        Texts in the kept scripts are tokenized as before. Others have unknown tokens, or bytes if there are some.
-
-        Args:
-            texts: Texts of the source and target languages, such as some of the training set. Their pieces stay.
-            languages: Languages of a multilingual model to keep, besides the current ones. `None` keeps all.
-            scripts: Scripts whose pieces stay, as Unicode's names of letters begin: "LATIN", "CYRILLIC", "CJK".
-                `None` means those with at least 1 % of the letters in `texts`.
-
-        Raises:
-            BadInput: If there are no texts, a language or script is not in the vocabulary, or the weights are int8.
-        """
-        return registry.find("services", "trimmed")(self, texts, languages, scripts)
-
-    def with_language(self, code: str, like: str, texts: Iterable[str] = ()) -> Self:
-        """Returns a copy of a multilingual model with one more language, to fine-tune.
-
-            start = translator.with_language("mic_Latn", like="fra_Latn", texts=sentences)
-
-        Args:
-            code: New language, in the form of the model's codes.
-            like: Related language, whose row of the embedding table the new one begins with.
-            texts: Texts in the new language. Characters that the vocabulary lacks become tokens, as by `with_tokens`.
-
-        Raises:
-            BadInput: If `code` exists, `like` does not, or the model has one language pair, int8 weights or LoRA.
-        """
-        return registry.find("services", "with_language")(self, code, like, texts)
-
-    def with_tokens(self, tokens: Iterable[str], like: str | None = None) -> Self:
-        """Returns a copy with more tokens, to fine-tune: `translator.with_tokens(["<term>", "</term>"])`.
-
-        Args:
-            tokens: Strings without whitespace, each always one token: characters of a script, glossary tags, names.
-            like: Token whose row of the embedding table the new ones begin with. `None` means the mean of the tokens
-                that the old vocabulary splits each into, or of all tokens if it has none.
-
-        Raises:
-            BadInput: If a token is in the vocabulary, `like` is not, or the model has int8 weights or LoRA.
-        """
-        return registry.find("services", "with_tokens")(self, tokens, like)
 
     @checked
     def n_best(
@@ -324,7 +276,7 @@ class Translator(TextModel, Engine):
             languages: source_language and target_language of a multilingual model. Default to the translator's.
         """
         sources, request = list(strings_in(texts)), self.request(None, languages)
-        return registry.find("services", "sample")(self, sources, request, seed, temperature, k)
+        return sampled(self, sources, request, seed, temperature, k)
 
     def tokenizer_of(self, request: Request) -> Tokenizer:
         """Returns the tokenizer for the languages of a request."""

@@ -5,18 +5,29 @@ import functools
 import re
 import unicodedata
 from collections.abc import Sequence
-
-from tf_transformer.inference.engine import Aligned
+from typing import NamedTuple
 
 SPACE = "▁"  # SentencePiece's word boundary
 Span = tuple[int, int]  # first character and the one after the last
 
 
-def words(aligned: Aligned) -> tuple[list[str], list[str], list[tuple[int, int]]]:
-    """Returns words of the source, words of the output, and pairs of their indices, by most of a word's tokens."""
-    source, output = words_of(aligned.source), words_of(aligned.text)
-    pairs = [(link, index) for index, link in enumerate(word_links(aligned)) if link is not None]
-    return [aligned.source[a:b] for a, b in source], [aligned.text[a:b] for a, b in output], pairs
+class Aligned(NamedTuple):
+    """A text, its best output, and the source token of highest attention for each token of the output."""
+
+    source: str
+    text: str
+    source_tokens: Sequence[str] = ()  # the language's, if there is one, and the text's without EOS
+    tokens: Sequence[str] = ()
+    links: Sequence[int] = ()  # for each token an index into `source_tokens`, or one past them for EOS
+    truncated: bool = False  # whether the source has more tokens than the model reads
+    length: int | None = None  # source tokens before truncation
+
+    @property
+    def words(self) -> tuple[list[str], list[str], list[tuple[int, int]]]:
+        """Words of the source, words of the output, and pairs of their indices, by most of a word's tokens."""
+        source, output = words_of(self.source), words_of(self.text)
+        pairs = [(link, index) for index, link in enumerate(word_links(self)) if link is not None]
+        return [self.source[a:b] for a, b in source], [self.text[a:b] for a, b in output], pairs
 
 
 def word_links(aligned: Aligned) -> list[int | None]:

@@ -18,7 +18,7 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.config import BadInput
-from tf_transformer.layers import PositionalEmbedding
+from tf_transformer.layers.embedding import PositionalEmbedding
 from tf_transformer.utils.files import plainly_named
 from tf_transformer.utils.processor import pair_sums
 from tf_transformer.utils.type_names import Shape, Tensor
@@ -40,6 +40,11 @@ class Int8(keras.DTypePolicy):
     def layer_classes(self) -> dict[type, type]:
         """Classes of layers that replace others."""
         return {keras.layers.Dense: Int8Dense, PositionalEmbedding: Int8Embedding}
+
+
+def policy_of(dtype: str | None) -> Any:
+    """Returns the policy for "int8". Other names are policies of Keras."""
+    return Int8() if dtype == "int8" else dtype
 
 
 @keras.saving.register_keras_serializable("tf_transformer")

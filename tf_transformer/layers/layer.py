@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from tf_transformer import registry
+from tf_transformer.layers.rematerialization import rematerialized
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import BadInput
 
@@ -36,7 +36,7 @@ class Rematerialized(keras.layers.Layer):
     """Base of our layers. A `keras.RematScope` computes each one again, as a whole, in the backward pass."""
 
     def rematerialized_call(self, layer_call: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        return registry.find("services", "rematerialized")(self, layer_call, *args, **kwargs)
+        return rematerialized(self, layer_call, *args, **kwargs)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         # Traces `call`, even though Keras would ask `compute_output_shape` first: outputs and their dtypes depend on
@@ -170,14 +170,9 @@ def dense(units: int, activation: Any = None, *, dtype: Any, **options: Any) -> 
 
 
 def class_for(policy: Any, layer_class: type) -> Any:
-    """Returns a layer's class for a dtype policy: `layer_class`, or its replacement in the policy of an extension."""
-    # The core imports no extension, so int8's layers come in with the policy that a user asks for.
+    """Returns a layer's class for a dtype policy: `layer_class`, or its replacement in that of `int8.Int8`."""
+    # The policy brings the classes, since they derive from layers that ask here.
     return getattr(policy, "layer_classes", {}).get(layer_class, layer_class)
-
-
-def policy_of(dtype: str | None) -> Any:
-    """Returns the policy of an extension for "int8". Other names are policies of Keras."""
-    return registry.find("services", "int8")() if dtype == "int8" else dtype
 
 
 def quantized_inside(layer: keras.layers.Layer) -> dict[str, Any]:

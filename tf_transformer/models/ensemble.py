@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tf_transformer.config import BadInput
-from tf_transformer.layers import DecoderCache
+from tf_transformer.layers.decoder import DecoderCache
 from tf_transformer.masks import padding_mask
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.utils.type_names import Tensor

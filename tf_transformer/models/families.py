@@ -12,7 +12,8 @@ import numpy as np
 
 from tf_transformer import registry
 from tf_transformer.config import BadInput, TransformerConfig, current_fields
-from tf_transformer.layers.layer import policy_of
+from tf_transformer.layers.int8 import policy_of
+from tf_transformer.models.ensemble import Ensemble
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import user_path
@@ -57,7 +58,8 @@ class Family:
         tokenizer: Class of its tokenizers.
         recognizes: Function that returns whether a directory holds one of its checkpoints.
         load: Function that reads such a folder. `None` if the family has no pretrained models.
-        write: Function that returns the contents of such a directory for a translator of this family.
+        write: Function that returns the contents of such a directory for a translator of this family. `None` means
+            MarianMT's.
         owner: Default owner of its models on the Hugging Face Hub.
     """
 
@@ -71,18 +73,11 @@ class Family:
     owner: str = ""
 
 
-# The paper's models are written as checkpoints of MarianMT.
-PAPER = Family(
-    "transformer",
-    TransformerConfig,
-    Transformer,
-    Tokenizer,
-    write=lambda translator: registry.find("families", "marian").write(translator),
-)
+PAPER = Family("transformer", TransformerConfig, Transformer, Tokenizer)
 
 
 def families() -> list[Family]:
-    """Returns all families in the order in which `recognizes` is called."""
+    """Returns all families in the order in which `recognizes` is called. It imports their modules."""
     return [*registry.everything("families").values()]
 
 
@@ -94,34 +89,45 @@ def family_of_folder(folder: str | os.PathLike[str]) -> Family | None:
 def config_of(values: Mapping[str, Any], family: str | None = None) -> TransformerConfig:
     """Returns the configuration with these fields, the inverse of `to_dict`.
 
-    If no `family` is named and several have these fields, it is the one with the fewest others, and of those a base
-    class.
+    If no `family` is named and several have these fields, it is the paper's, or one of this package, or that with the
+    fewest others, or a base class, in this order.
 
     Raises:
         BadInput: If no family has these fields or this name, or a value is out of range.
     """
     values = current_fields(values)
     # Files of earlier versions do not name their family. Its fields identify it.
-    configs = [one.config for one in ([registry.find("families", family)] if family else families())]
-    fields = {config: {field.name for field in dataclasses.fields(config)} for config in configs}
-    fitting = [config for config, names in fields.items() if values.keys() <= names]
+    if not family and values.keys() <= _fields(TransformerConfig):
+        return made_of(TransformerConfig, dict(values))
+    named = {family: registry.find("families", family)} if family else registry.everything("families")
+    order = {
+        one.config: (registry.is_plugged_in("families", name), len(_fields(one.config)), len(one.config.__mro__))
+        for name, one in named.items()
+    }
+    fitting = [config for config in order if values.keys() <= _fields(config)]
     if not fitting:
-        supported = set().union(*fields.values())
+        supported = set[str]().union(*map(_fields, order))
         wrong = ", ".join(map(str, values.keys() - supported)) or "those of several families"
         raise BadInput(f"expected the fields of a model's configuration, got also {wrong}")
-    # A plug-in may derive a class without more fields, and comes first in the registry.
-    return made_of(min(fitting, key=lambda config: (len(fields[config]), len(config.__mro__))), dict(values))
+    return made_of(min(fitting, key=order.__getitem__), dict(values))
+
+
+def _fields(config: type[TransformerConfig]) -> set[str]:
+    return {field.name for field in dataclasses.fields(config)}
 
 
 def family_of_config(config: TransformerConfig) -> Family:
     """Returns the family of models with this configuration."""
+    if type(config) is TransformerConfig:  # No other family needs to be imported.
+        return PAPER
     by_config = {family.config: family for family in families()}
     return next(by_config[parent] for parent in type(config).__mro__ if parent in by_config)
 
 
 def stored_family(config: TransformerConfig) -> dict[str, str]:
     """Returns the entry of a stored configuration that names its family, none for a class of no family."""
-    return {family.config: {"family": family.name} for family in families()}.get(type(config), {})
+    family = family_of_config(config)
+    return {"family": family.name} if type(config) is family.config else {}
 
 
 def build_model(config: TransformerConfig, dtype: str | None = None) -> Transformer:
@@ -136,9 +142,9 @@ def build_model(config: TransformerConfig, dtype: str | None = None) -> Transfor
     return model
 
 
-def together(models: list[Transformer]) -> Any:
+def ensemble_of(models: list[Transformer]) -> Any:
     """Returns one model, or several as an `Ensemble`."""
-    return registry.find("services", "ensemble")(models) if len(models) > 1 else models[0]
+    return Ensemble(models) if len(models) > 1 else models[0]
 
 
 def check_weights(name: str, model: Transformer, weights: Sequence[Any]) -> None:
@@ -173,12 +179,10 @@ def load_tokenizer(path: str | os.PathLike[str], family: str | None = None) -> T
 
 
 def _kind_of(model: bytes, name: str | None = None) -> type[Tokenizer]:
-    kinds = [family.tokenizer for family in families()]
-    if name:
-        kinds.insert(0, registry.find("families", name).tokenizer)
-
-    # A class that accepts any file, even an empty one, is asked last. Of several, it is that of the named family, or
-    # the paper's: a plug-in may have another one.
-    specific = [kind for kind in kinds if not kind.recognizes(b"")]
-    general = kinds[0] if name and kinds[0] not in specific else Tokenizer
-    return next(kind for kind in [*specific, general] if kind.recognizes(model))
+    # First the named family's and the paper's, so that no other family is imported without need.
+    first = [registry.find("families", name).tokenizer] if name else []
+    for kind in (*first, Tokenizer):
+        if kind.recognizes(model):
+            return kind
+    others = (family.tokenizer for family in families())
+    return next((kind for kind in others if kind.recognizes(model)), [*first, Tokenizer][0])

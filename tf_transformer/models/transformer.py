@@ -11,7 +11,8 @@ from keras import ops
 
 from tf_transformer.config import TransformerConfig, current_fields
 from tf_transformer.layers import DecoderCache, DecoderLayer, EncoderLayer, PositionalEmbedding
-from tf_transformer.layers.layer import class_for, policy_of, quantized_inside, resolved_policy
+from tf_transformer.layers.int8 import policy_of
+from tf_transformer.layers.layer import class_for, quantized_inside, resolved_policy
 from tf_transformer.layers.sublayers import LayerNormalization
 from tf_transformer.masks import padding_mask
 from tf_transformer.models.keras_model import KerasModel

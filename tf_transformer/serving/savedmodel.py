@@ -16,10 +16,11 @@ import tensorflow as tf
 from tf_transformer import registry
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.layers.layer import policy_of
-from tf_transformer.models.families import Rebuilt, build_model, check_weights, config_of, together, tokenizer_of
+from tf_transformer.layers.int8 import policy_of
+from tf_transformer.models.families import Rebuilt, build_model, check_weights, config_of, ensemble_of, tokenizer_of
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.serving.contract import Root
+from tf_transformer.serving.graphs import compact
 from tf_transformer.utils import values
 from tf_transformer.utils.files import new_folder, plainly_named, user_path
 from tf_transformer.utils.folders import is_version, saved_model_of, size_of
@@ -47,7 +48,7 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
     Args:
         export: Export to write. Its name, version and time are added to `model_info`.
         path: New directory <name>/<integer version>, TensorFlow Serving's layout.
-        checked: Whether to run the checks of `tf_transformer.extensions.conformance.check` on the result.
+        checked: Whether to run the registered checks on the result. They open it in other processes, which takes long.
 
     Raises:
         BadInput: If the path has no version, or a check fails. Nothing is left behind.
@@ -63,7 +64,7 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
         # Nodes of custom gradients, such as swish's, name tensors inside functions, which `compact` renames.
         saving = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
         tf.saved_model.save(export, str(folder), signatures=export.signatures, options=saving)
-        registry.find("services", "compact")(folder)
+        compact(folder)
         lines = [
             f"max_batch_size {{ value: {BATCH_SIZES[-1]} }}",  # the last allowed size, or the server does not load
             f"batch_timeout_micros {{ value: {BATCH_TIMEOUT_MICROS} }}",
@@ -86,8 +87,10 @@ def save_export(export: Root, path: str | os.PathLike[str], checked: bool = Fals
 
 def check_export(folder: Path, path: str | os.PathLike[str]) -> None:
     """Raises `BadInput` if a directory, to be published as `path`, fails a check. It logs, since checks take long."""
+    if not (checks := registry.everything("checks")):
+        raise BadInput("checked: expected a check of exports, such as that of tf_transformer.extensions, found none")
     say("checking that it can be used ...")
-    began, findings = time.monotonic(), registry.find("services", "check")(folder)
+    began, findings = time.monotonic(), [finding for check in checks.values() for finding in check(folder)]
     if failed := [finding for finding in findings if finding.level == "FAIL"]:
         listed = "".join(f"\n  {finding.level} {finding.message}" for finding in failed)
         raise BadInput(f"{path}: expected an export that passes the checks, so nothing was published:{listed}")
@@ -143,7 +146,7 @@ def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
         weights = weights[size:]
     # Saved again, the model keeps these, but not its scores, which may have been measured in another dtype.
     metadata = {name: stored[name] for name in (*LIMITS, *ORIGIN, "step") if name in stored}
-    return Rebuilt(together(models), tokenizer_of(tokenizer, stored.get("family")), options, metadata)
+    return Rebuilt(ensemble_of(models), tokenizer_of(tokenizer, stored.get("family")), options, metadata)
 
 
 def warmup_records(export: Root) -> list[bytes]:

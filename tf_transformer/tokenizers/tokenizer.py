@@ -139,7 +139,7 @@ class Tokenizer:
     @staticmethod
     def recognizes(model: bytes) -> bool:
         """Returns whether these bytes may be the `model` of a tokenizer of this class."""
-        return True
+        return model.startswith(b"\n")  # the tag of a SentencePiece model's first field, its pieces
 
     @classmethod
     @checked

@@ -1,5 +1,6 @@
 """Tasks of a run: how texts are read, decoded and scored, and how `tt.load` opens a run."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,14 @@ from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.inference.engine import Engine
 from tf_transformer.inference.loading import Opener
 from tf_transformer.inference.translator import Translator
-from tf_transformer.models.families import Rebuilt, build_model, config_of, family_of_folder, load_tokenizer, together
+from tf_transformer.models.families import (
+    Rebuilt,
+    build_model,
+    config_of,
+    ensemble_of,
+    family_of_folder,
+    load_tokenizer,
+)
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.training.callbacks import Translate
@@ -23,7 +31,7 @@ from tf_transformer.training.recipe import Recipe
 from tf_transformer.training.run import Run
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.folders import CTRANSLATE2, LITERT, ONNX, newest
-from tf_transformer.utils.reading import check_h5, made_of, reading
+from tf_transformer.utils.reading import check_h5, made_of, read_json, reading
 from tf_transformer.utils.values import BadInput, Count, checked
 
 
@@ -67,8 +75,12 @@ def task_of(kind: str) -> Task:
 def is_run(path: str) -> bool:
     """Returns whether a directory holds a run, rather than an export or a pretrained checkpoint."""
     folder = user_path(path)
-    is_export = newest(folder, LITERT, ONNX, CTRANSLATE2)
-    return (folder / "config.json").is_file() and not is_export and family_of_folder(folder) is None
+    if not (folder / "config.json").is_file() or newest(folder, LITERT, ONNX, CTRANSLATE2):
+        return False
+    with contextlib.suppress(BadInput):  # A damaged file is a run's, too.
+        if "recipe" in read_json(folder / "config.json"):
+            return True
+    return family_of_folder(folder) is None
 
 
 @checked
@@ -100,7 +112,7 @@ def from_runs(folders: list[str | Path], average_last: Count | None = None, step
     start = settings.get("start")
     # The step of the start is not the run's.
     metadata = {name: value for name, value in start.items() if name != "step"} if isinstance(start, dict) else {}
-    return Rebuilt(together(models), tokenizers[0], {}, metadata)
+    return Rebuilt(ensemble_of(models), tokenizers[0], {}, metadata)
 
 
 def open_runs(folders: list[str], **options: Any) -> Engine:

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tf_transformer import distribution, registry
+from tf_transformer import distribution
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 from tf_transformer.data import datasets as data
 from tf_transformer.data.batches import Batches, TokenizedSource
@@ -45,6 +45,7 @@ from tf_transformer.training.optimizer import Adam, ConstantSchedule, Cooldown, 
 from tf_transformer.training.recipe import RECIPES, UNREAD, Recipe
 from tf_transformer.training.run import IDS, START, History, Run, described, inner
 from tf_transformer.training.tasks import task_of
+from tf_transformer.training.tensorboard import board
 from tf_transformer.utils.files import flush
 from tf_transformer.utils.reading import made_of
 from tf_transformer.utils.terminal import say
@@ -474,7 +475,7 @@ class Trainer:
         callbacks: list[keras.callbacks.Callback] = [DevScore(decoders, dev, logs=logs)]
         if count := self.recipe.early_stopping_patience:
             callbacks.append(StopAfter(self.run, self._metric, count))
-        return [*callbacks, *registry.find("services", "board")(logs)]
+        return [*callbacks, *board(logs)]
 
     def make_model(self, steps: int) -> Transformer:
         """Returns a built and compiled model, to train for `steps` steps (sections 5.3 and 5.4).

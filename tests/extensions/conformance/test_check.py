@@ -10,10 +10,10 @@ import tensorflow as tf
 from programs import without_the_package
 
 import tf_transformer as tt
-from tf_transformer.extensions.compression.graphs import compact
 from tf_transformer.extensions.conformance import check as module
 from tf_transformer.extensions.conformance.check import Finding, check, failures, graph_of, nodes_of
 from tf_transformer.extensions.conformance.probe import python
+from tf_transformer.serving.graphs import compact
 
 TEXT = tf.TensorSpec([None], tf.string, "text")
 

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 from programs import without_the_package
 
-from tf_transformer.extensions.compression import int8
 from tf_transformer.extensions.conformance import products
 from tf_transformer.extensions.conformance.products import Product, products_of
+from tf_transformer.layers import int8
 
 
 def exact(matrix):

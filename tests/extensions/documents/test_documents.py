@@ -14,10 +14,11 @@ import pytest
 from hostile import TEXTS
 
 from tf_transformer.config import BadInput
+from tf_transformer.extensions.documents import translate
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
 from tf_transformer.extensions.interop.families.m2m100.family import NLLB
-from tf_transformer.extensions.words import words_of
-from tf_transformer.inference.engine import Aligned, Engine, Hypothesis, TranslationResult
+from tf_transformer.inference.engine import Engine, Hypothesis, TranslationResult
+from tf_transformer.inference.words import Aligned, words_of
 
 MANY = hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
 SPLITTERS = {
@@ -100,7 +101,7 @@ def test_an_engine_that_changes_nothing_gives_the_document(text, name, most):
                 tokens, (out,), _ = self._made(text)
                 yield TranslationResult(text, (Hypothesis(out, 0.0),), len(tokens), len(tokens) > most)
 
-    assert Same(most=most).document(text, sentences=SPLITTERS[name]) == text
+    assert translate(Same(most=most), text, sentences=SPLITTERS[name]) == text
 
 
 @MANY
@@ -125,24 +126,24 @@ def test_a_text_is_cut_at_a_semicolon_then_a_comma_then_a_space():
 def test_a_long_sentence_is_translated_as_a_whole():
     numbers = [f"w{i}" for i in range(1_000)]
     engine = Words(str.upper, most=7)
-    assert engine.document(" ".join(numbers)) == " ".join(numbers).upper()
-    assert engine.document("x" * 500) == "X" * 500
+    assert translate(engine, " ".join(numbers)) == " ".join(numbers).upper()
+    assert translate(engine, "x" * 500) == "X" * 500
 
 
 def test_a_text_of_one_sentence_is_translated_as_before_and_an_empty_one_stays():
     engine = Words(str.upper, seed=5)
     for text in ("Hello small world.", "日本。"):
-        assert engine.document(text) == engine(text)
-    assert engine.document(["", " \n\t", "Go on. Stop."]) == ["", " \n\t", "GO ON. STOP."]
-    assert engine.document(b"a \xff") == engine.document("a \ufffd")
+        assert translate(engine, text) == engine(text)
+    assert translate(engine, ["", " \n\t", "Go on. Stop."]) == ["", " \n\t", "GO ON. STOP."]
+    assert translate(engine, b"a \xff") == translate(engine, "a \ufffd")
 
 
 def test_a_space_comes_and_goes_with_the_writing():
     both = {"这是书。": "A book.", "好。": "Good.", "Yes.": "是。", "No.": "不。"}
     engine = Words(lambda word: both.get(word, word))
-    assert engine.document("这是书。好。") == "A book. Good."
-    assert engine.document("Yes. No.") == "是。不。"
-    assert engine.document("Yes.\nNo.  Yes.") == "是。\n不。  是。"
+    assert translate(engine, "这是书。好。") == "A book. Good."
+    assert translate(engine, "Yes. No.") == "是。不。"
+    assert translate(engine, "Yes.\nNo.  Yes.") == "是。\n不。  是。"
     for source, target in [
         ("<b>这是书。</b>好。", "<b>A book.</b> Good."),
         ("<b>这是书。</b><i>好。</i>", "<b>A book.</b> <i>Good.</i>"),
@@ -151,9 +152,9 @@ def test_a_space_comes_and_goes_with_the_writing():
         ("Yes.<sup>1</sup> No.<br>Yes.", "是。<sup>1</sup>不。<br>是。"),
         ("<b>好。</b>\n这是书。", "<b>Good.</b>\nA book."),
     ]:
-        assert engine.document(source, "html") == target
+        assert translate(engine, source, "html") == target
     both |= {"“好。”": "“Good.”"}
-    assert engine.document("“好。”好。") == "“Good.” Good."
+    assert translate(engine, "“好。”好。") == "“Good.” Good."
 
 
 def test_codes_of_three_letters_split_as_those_of_two():
@@ -178,30 +179,30 @@ see <code>x</code>, <code>y</code>."""
 5 m<sup>2</sup>, or 10<sup>\u22126</sup> m<sup>2</sup>
 word<sup>*</sup>, <b>bold</b><sup>\u2020</sup><sup>(b)</sup> x"""
     for text in re.split(r"[|\n]", f"{copies}\n{notes}"):
-        assert Words(most=99).document(text, "html") == text
+        assert translate(Words(most=99), text, "html") == text
     for text in re.split(r"[|\n]", notes):
         engine = Words(str.upper, most=99)
-        assert engine.document(text, "html").casefold() == text.casefold()
+        assert translate(engine, text, "html").casefold() == text.casefold()
         assert not re.search("claim.*1|m2|106|bold.*b", "".join(engine.asked))
     reverse = Words(str.upper, most=99)
     reverse._made = lambda text: (text.split(), text.upper().split()[::-1], list(range(len(text.split())))[::-1])
-    assert reverse.document("E = m<sup>2</sup>", "html") == "M<sup>2</sup> = E"
-    assert reverse.document("go a<code>a</code><b>a</b>", "html").count("<code>a</code>") == 1
+    assert translate(reverse, "E = m<sup>2</sup>", "html") == "M<sup>2</sup> = E"
+    assert translate(reverse, "go a<code>a</code><b>a</b>", "html").count("<code>a</code>") == 1
 
 
 def test_a_sign_that_shares_a_token_is_with_its_word():
-    assert Words(str.upper).document("<i>Go on:</i> now <b>(yes)</b>.", "html") == "<i>GO on:</i> NOW <b>(YES)</b>."
+    assert translate(Words(str.upper), "<i>Go on:</i> now <b>(yes)</b>.", "html") == "<i>GO on:</i> NOW <b>(YES)</b>."
 
 
 def test_splitters_that_lose_text_and_unknown_formats_are_refused():
     with pytest.raises(BadInput, match="joined are the text, got"):
-        Words().document("a b", sentences=str.split)
+        translate(Words(), "a b", sentences=str.split)
     with pytest.raises(BadInput, match="joined are the text, got"):
-        Words().document("a b", sentences=lambda line: [line, 3])
+        translate(Words(), "a b", sentences=lambda line: [line, 3])
     with pytest.raises(BadInput, match="^sentences: expected a function from a line to its sentences, got 'x'$"):
-        Words().document("a b", sentences="x")
+        translate(Words(), "a b", sentences="x")
     with pytest.raises(BadInput, match="format: expected one of text, html, xml, srt, got 'md'"):
-        Words().document("a b", "md")
+        translate(Words(), "a b", "md")
     with pytest.raises(BadInput, match="expected an engine that aligns"):
         Words(aligns=False).aligned(["a"])
 
@@ -216,7 +217,7 @@ def test_splitters_that_lose_text_and_unknown_formats_are_refused():
 def test_placeholders_and_addresses_come_out_once_each(words, loses, seed):
     text = " ".join(words)
     engine = Words(str.upper, seed, loses=PLACEHOLDERS if loses else ())
-    found = engine.document(text).split()
+    found = translate(engine, text).split()
     assert sorted(word for word in found if word in PLACEHOLDERS) == sorted(w for w in words if w in PLACEHOLDERS)
     others = [word.upper() for word in words if word not in PLACEHOLDERS]
     assert sorted(word for word in found if word not in PLACEHOLDERS) == sorted(others)
@@ -227,7 +228,7 @@ def test_a_text_without_tokens_stays():
         def _made(self, text):
             return [], [], []
 
-    assert Nothing().document("\u200b \u200d") == "\u200b \u200d"
+    assert translate(Nothing(), "\u200b \u200d") == "\u200b \u200d"
 
 
 def test_a_placeholder_that_comes_twice_comes_once():
@@ -236,7 +237,7 @@ def test_a_placeholder_that_comes_twice_comes_once():
             for reply in super()._replies(texts, request):
                 yield reply._replace(hypotheses=(Hypothesis(f"{reply.text} {reply.text}", 0.0),))
 
-    assert Twice().document("go {x}") == "go go {x}"
+    assert translate(Twice(), "go {x}") == "go go {x}"
 
 
 def element(children):
@@ -281,7 +282,7 @@ class Tags(HTMLParser):
 @MANY
 @hypothesis.given(MARKUP, st.none() | st.integers(0, 2**9), st.booleans(), st.integers(1, 11))
 def test_tags_come_out_once_each_and_well_nested(document, seed, aligns, most):
-    before, after = Tags(document), Tags(Words(str.upper, seed, most, aligns).document(document, "html"))
+    before, after = Tags(document), Tags(translate(Words(str.upper, seed, most, aligns), document, "html"))
     assert sorted(after.tags) == sorted(before.tags)
     assert sorted(squeezed(after.text).upper()) == sorted(squeezed(before.text).upper())
     if seed is None:
@@ -293,8 +294,8 @@ def test_tags_come_out_once_each_and_well_nested(document, seed, aligns, most):
 def test_text_without_tags_is_translated_as_plain_text(text):
     text = re.sub(r"\s", " ", text).replace("\x00", "")  # which XML cannot have
     for name in ("html", "xml"):
-        written = Words(str.upper, 5).document(html.escape(text, quote=False), name)
-        assert html.unescape(written) == Words(str.upper, 5).document(text)
+        written = translate(Words(str.upper, 5), html.escape(text, quote=False), name)
+        assert html.unescape(written) == translate(Words(str.upper, 5), text)
 
 
 def test_elements_are_around_the_words_that_belong_to_theirs():
@@ -304,7 +305,7 @@ def test_elements_are_around_the_words_that_belong_to_theirs():
                 words = text.split()
                 return words, [words[i].upper() for i in order], order
 
-        return lambda text: Fixed().document(text, "html", sentences=lambda line: [line])
+        return lambda text: translate(Fixed(), text, "html", sentences=lambda line: [line])
 
     assert to([2, 0, 1])("a <b>b</b> c") == "C A <b>B</b>"
     assert to([2, 1, 0])("<i>a <b>b</b></i> c") == "C <i><b>B</b> A</i>"
@@ -316,17 +317,19 @@ def test_elements_are_around_the_words_that_belong_to_theirs():
         def _aligned(self, texts, request):
             yield Aligned(texts[0], "Los jetzt.", ["▁Go", "▁now", "."], ["▁Los", "▁jetzt", "."], [0, 1, 1], False, 3)
 
-    assert Marked().document("Go <b>now</b>.", "html") == "Los <b>jetzt</b>."  # the stop is not its
-    assert Words(str.upper).document("<b><i>Go on. Stop</i> it</b> now.", "html") == "<b><i>GO ON. STOP</i> IT</b> NOW."
+    assert translate(Marked(), "Go <b>now</b>.", "html") == "Los <b>jetzt</b>."  # the stop is not its
+    assert (
+        translate(Words(str.upper), "<b><i>Go on. Stop</i> it</b> now.", "html") == "<b><i>GO ON. STOP</i> IT</b> NOW."
+    )
     assert to([0, 0, 0])("a <b>b</b> c") == "A <b>A</b> A"  # a word that none attended to: by its place
 
 
 def test_characters_are_written_as_markup():
     engine = Words(str.upper)
     page = "<pre>a\nb</pre><title>c</title><!DOCTYPE html>"
-    assert engine.document(page, "html") == "<pre>A\nB</pre><title>C</title><!DOCTYPE html>"
-    assert engine.document("<p>Go on.&nbsp; Stop.</p>", "html") == "<p>GO ON.&nbsp; STOP.</p>"
-    assert engine.document("a&nbsp;b &copy; &unknown; &amp;amp; 1 &lt; 2 AT&T", "html") == (
+    assert translate(engine, page, "html") == "<pre>A\nB</pre><title>C</title><!DOCTYPE html>"
+    assert translate(engine, "<p>Go on.&nbsp; Stop.</p>", "html") == "<p>GO ON.&nbsp; STOP.</p>"
+    assert translate(engine, "a&nbsp;b &copy; &unknown; &amp;amp; 1 &lt; 2 AT&T", "html") == (
         "A B © &unknown; &amp;AMP; 1 &lt; 2 AT&amp;T"
     )
 
@@ -335,8 +338,8 @@ def test_xml_has_sentences_where_text_and_elements_are_mixed():
     engine = Words(str.upper)
     document = '<?xml version="1.0"?>\n<u id="1"><s>Go <g id="2">on</g> now. Yes</s><n/><P>a</P></u>\n'
     expected = document.replace("Go", "GO").replace("on<", "ON<").replace("now. Yes", "NOW. YES").replace(">a<", ">A<")
-    assert engine.document(document, "xml") == expected
-    assert sorted(engine.seen) == ["Yes", "a"] and engine.document("<a>&x; b</a>", "xml") == "<a>&x; B</a>"
+    assert translate(engine, document, "xml") == expected
+    assert sorted(engine.seen) == ["Yes", "a"] and translate(engine, "<a>&x; b</a>", "xml") == "<a>&x; B</a>"
 
 
 def test_words_are_linked_by_most_of_their_tokens():
@@ -365,20 +368,20 @@ def test_hostile_texts_are_documents():
         for name in ("text", "html", "xml"):
             # Bytes may be in no encoding, and XML not well formed.
             with contextlib.suppress(*[BadInput] * (name == "xml" or (name == "html" and isinstance(text, bytes)))):
-                engine.document(text, name)
+                translate(engine, text, name)
 
 
 @pytest.mark.parametrize("format", ["text", "html", "xml"])
 def test_no_document_takes_for_ever(format):
     """Of what a stranger may send: thousands of tags in each other, unclosed or crossed, and long words."""
-    assert Words(most=99).document("a" * 99_999, format) and Words(most=99).document("%" + "0" * 99_999, format)
-    assert Words(most=99).document("a " + "<b>" * 2_000 + "x" + "</b>" * 2_000 + " c", format)
+    assert translate(Words(most=99), "a" * 99_999, format) and translate(Words(most=99), "%" + "0" * 99_999, format)
+    assert translate(Words(most=99), "a " + "<b>" * 2_000 + "x" + "</b>" * 2_000 + " c", format)
     parts = [("<p>", "</q>"), ("<b>x ", "</b>"), ("<x>t", "</x>"), ("<", ""), ("a", ""), ("%0", "0"), ("{", "}")]
     parts += [("好。", ""), ("é.", ""), ("{a, plural, ", ""), ("http://(", ""), ("{{ a", "}}"), ("<sup>1</sup>", "")]
     parts += [("{x} a@b.cc ", ""), ("<b>x</b> ", ""), ("x<wbr>", ""), ("<code>a. b</code> ", ""), ("&x;", "")]
     for before, after in parts:
         with contextlib.suppress(BadInput) if format == "xml" else contextlib.nullcontext():
-            assert Words(most=99).document(before * 2_000 + after * 2_000, format)
+            assert translate(Words(most=99), before * 2_000 + after * 2_000, format)
 
 
 @pytest.mark.program
@@ -417,7 +420,7 @@ def test_white_space_in_tokens_stays_there(tmp_path):
     assert [one._replace(source_tokens=[*one.source_tokens]) for one in found] == expected
     assert [one.words for one in found] == [one.words for one in expected]
     page = "".join(f"<p>{text[:9]}<b>{text[9:]}</b></p>" for text in texts[:13])
-    assert served.document(page, "html") == ours.document(page, "html")
+    assert translate(served, page, "html") == translate(ours, page, "html")
 
 
 PAGES = sorted((Path(__file__).parents[2] / "documents").iterdir())
@@ -431,7 +434,7 @@ def test_pages_of_ten_languages(path):
     for seed, aligns in ((None, True), (5, True), (5, False)):
         engine = Words(str.upper, seed, most=99, aligns=aligns)
         engine.metadata = {"source_language": language}
-        written = engine.document(document, format)
+        written = translate(engine, document, format)
         before, after = Tags(document), Tags(written)
         assert sorted(after.tags) == sorted(before.tags)
         assert sorted(squeezed(after.text.upper())) == sorted(squeezed(before.text.upper()))
@@ -481,5 +484,5 @@ def test_a_sentence_has_a_word_of_its_own(language):
 @pytest.mark.parametrize("number", ["1.", "(2)", "[3]", "4)", "2.1.3.", "12.)"])
 def test_a_number_of_a_list_on_its_line_is_copied(number):
     engine = Words(lambda word: word[::-1])
-    assert engine.document(f"{number}\nGo.\n{number}") == f"{number}\n.oG\n{number}"
+    assert translate(engine, f"{number}\nGo.\n{number}") == f"{number}\n.oG\n{number}"
     assert engine.seen == ["Go."]

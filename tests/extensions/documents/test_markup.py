@@ -15,6 +15,7 @@ from justhtml import JustHTML
 from test_documents import MANY, WORD, Words
 
 from tf_transformer.config import BadInput
+from tf_transformer.extensions.documents import translate
 from tf_transformer.extensions.documents.document import decoded
 from tf_transformer.extensions.documents.markup import parts_of
 
@@ -95,7 +96,7 @@ def test_all_other_texts_change(document):
 @MANY
 @hypothesis.given(BROKEN, st.integers(0, 2**9))
 def test_words_in_another_order_leave_the_same_elements(document, seed):
-    after = Words(str.upper, seed).document(document, "html")
+    after = translate(Words(str.upper, seed), document, "html")
     assert collections.Counter(shape(after)) == collections.Counter(shape(document))
 
 
@@ -143,7 +144,7 @@ def test_xml_is_the_same_but_for_its_text(head, declared, content):
 
 def asked(document, format="html"):
     engine = Words(str.upper)
-    return engine.document(document, format), engine.asked
+    return translate(engine, document, format), engine.asked
 
 
 def test_elements_end_where_a_browser_ends_them():
@@ -229,12 +230,12 @@ def test_xml_may_have_names_of_its_own_and_no_bombs():
     engine = Words(str.upper)
     declared = '<!DOCTYPE r [<!NOTATION n PUBLIC "p"><!ENTITY a "<b>x</b>"><!ENTITY f SYSTEM "file:///etc/passwd">]>'
     document = f"{declared}<r><p>go &a; on</p><p>&f;</p><p>go &other; on</p></r>"
-    assert engine.document(document, "xml") == document.replace("go", "GO").replace("on<", "ON<")
+    assert translate(engine, document, "xml") == document.replace("go", "GO").replace("on<", "ON<")
     bomb = '<!ENTITY a0 "ha">' + "".join(f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 12))
     document, began = f"<!DOCTYPE r [{bomb}]><r>go &a11;</r>", time.monotonic()
-    assert engine.document(document, "xml") == document.replace("go", "GO")
+    assert translate(engine, document, "xml") == document.replace("go", "GO")
     with pytest.raises(BadInput, match="limit on input amplification"):
-        engine.document(document.replace("<r>", "<r a='&a11;'>"), "xml")
+        translate(engine, document.replace("<r>", "<r a='&a11;'>"), "xml")
     assert time.monotonic() - began < 30
     for document, where in (
         ("<a>\n <b>\u00e9</a>", "mismatched tag in line 2, column 8"),
@@ -243,7 +244,7 @@ def test_xml_may_have_names_of_its_own_and_no_bombs():
         ("\ud800<a/>", "invalid token\\) in line 1, column 1"),
     ):
         with pytest.raises(BadInput, match=f"^document: expected well-formed XML, got .*{where}$"):
-            engine.document(document, "xml")
+            translate(engine, document, "xml")
 
 
 def test_newlines_end_sentences_where_white_space_is_kept():
@@ -275,14 +276,16 @@ PAGE = '<meta {}><p title="caf\u00e9">A caf\u00e9 \u20ac</p><script>"\u00e9"</sc
     ],
 )
 def test_pages_are_read_and_written_in_their_encoding(declared, encoding, tmp_path, monkeypatch):
-    from trainers import translate
+    from trainers import translate as program
 
     page = PAGE.format(declared)
     data = page.encode(encoding)
-    assert Words(str.upper).document(data, "html").removeprefix("\ufeff") == page.replace("A caf\u00e9", "A CAF\u00c9")
+    assert translate(Words(str.upper), data, "html").removeprefix("\ufeff") == page.replace(
+        "A caf\u00e9", "A CAF\u00c9"
+    )
     (tmp_path / "page.html").write_bytes(data)
-    monkeypatch.setattr(translate, "engine", lambda *args, **options: Words(lambda word: word.replace("A", "\u4e2d")))
-    translate.main(["x", str(tmp_path / "page.html"), "--document", "html", "--output", str(tmp_path / "out.html")])
+    monkeypatch.setattr(program, "engine", lambda *args, **options: Words(lambda word: word.replace("A", "\u4e2d")))
+    program.main(["x", str(tmp_path / "page.html"), "--document", "html", "--output", str(tmp_path / "out.html")])
     written = page.replace(">A", ">\u4e2d" if "utf" in encoding or encoding == "gb18030" else ">&#20013;")
     assert (tmp_path / "out.html").read_bytes() == written.encode(encoding)
 
@@ -306,7 +309,7 @@ def test_xml_has_the_encoding_that_it_declares():
         (text.format("rot13").encode(), "xml", "expected an encoding"),
     ):
         with pytest.raises(BadInput, match=f"^document: {message}"):
-            Words().document(data, format)
+            translate(Words(), data, format)
 
 
 def test_a_page_takes_seconds():
@@ -342,21 +345,21 @@ def test_native_code_of_xliff_and_tmx_is_no_text(name):
     for match in re.finditer(tags, NATIVE[name]):
         expected += NATIVE[name][last : match.start()].upper() + match[0]
         last = match.end()
-    assert engine.document(NATIVE[name], "xml") == expected + NATIVE[name][last:].upper()
+    assert translate(engine, NATIVE[name], "xml") == expected + NATIVE[name][last:].upper()
     assert not re.search(r"[\[\]{}<>%]", " ".join(engine.asked)), engine.asked
 
 
 def test_text_within_native_code_is_translated():
     document = '<source>Go <ph id="1">&lt;a title="<sub>Two doors</sub>"&gt;</ph>on.</source>'
     expected = document.replace("Go", "GO").replace("on.", "ON.").replace("Two doors", "TWO DOORS")
-    assert Words(str.upper).document(document, "xml") == expected
+    assert translate(Words(str.upper), document, "xml") == expected
 
 
 @pytest.mark.parametrize("document", ["<p>The <ph>big red</ph> dog</p>", "<p>The <it>big</it> dog</p>"])
 def test_elements_of_other_vocabularies_are_text(document):
     words = re.sub("<[^<>]*>", "", document)
     engine = Words(str.upper)
-    assert re.sub("<[^<>]*>", "", engine.document(document, "xml")) == words.upper() and engine.asked == [words]
+    assert re.sub("<[^<>]*>", "", translate(engine, document, "xml")) == words.upper() and engine.asked == [words]
 
 
 ESCAPED = [
@@ -383,13 +386,13 @@ def test_escapes_of_apps_stay_and_no_word_has_them(text, format):
     for match in kept.finditer(document):
         expected += document[last : match.start()].upper() + match[0]
         last = match.end()
-    assert engine.document(document, format) == expected + document[last:].upper()
+    assert translate(engine, document, format) == expected + document[last:].upper()
     assert not re.search(r"\\+(?:[nrtN](?!ame|ew|able)|['\"u])", " ".join(engine.asked)), engine.asked
 
 
 def test_only_the_characters_that_a_text_escapes_are_escaped_in_its_translation():
     engine = Words({"d\u00e9j\u00e0": "\u00e0", "vu": "\u00c0"}.get)
-    assert engine.document(r"d\u00e9j\u00e0 vu") == "\\u00e0 \u00c0"
+    assert translate(engine, r"d\u00e9j\u00e0 vu") == "\\u00e0 \u00c0"
     assert engine.asked == ["d\u00e9j\u00e0 vu"]
     spaced = Words(str)
     spaced.document(r"Go\u00A0on\u202f!")
@@ -405,8 +408,8 @@ def test_written_characters_that_cannot_be_read_are_copied():
 
 def test_quotes_of_a_translation_are_escaped_as_those_of_the_text():
     engine = Words({"Don't": "N'ouvre", "open": "pas", "it": "\u2019"}.get)
-    assert engine.document(
-        r"<string>Don\'t open it</string>", "xml"
+    assert translate(
+        engine, r"<string>Don\'t open it</string>", "xml"
     ) == r"<string>N\'ouvre pas \u2019</string>".replace("\\u2019", "\u2019")
     mixed = r"<string>Don\'t</string><string>Don't</string>"  # Neither is a rule.
-    assert Words(str).document(mixed, "xml") == mixed
+    assert translate(Words(str), mixed, "xml") == mixed

@@ -7,6 +7,7 @@ import string
 import pytest
 from test_documents import Words
 
+from tf_transformer.extensions.documents import translate
 from tf_transformer.extensions.documents.marked import PLACEHOLDER, PLACEHOLDERS
 
 words = functools.partial(re.split, r"\s+")
@@ -117,7 +118,7 @@ Only <b>{b}% left</b> now|so, <b>and"{a}"</b>{b}"""
 
 @pytest.mark.parametrize("text", re.split(r"[|\n]", LOST))
 def test_a_lost_placeholder_returns_with_the_signs_that_it_touched(text):
-    written = Losing(most=99).document(text, "html" if "<" in text else "text", sentences=lambda line: [line])
+    written = translate(Losing(most=99), text, "html" if "<" in text else "text", sentences=lambda line: [line])
     assert written.casefold() == text.casefold()
 
 
@@ -128,5 +129,5 @@ def test_a_found_placeholder_may_have_other_signs_around_it():
         [engine.one(word) for word in text.split()],
         list(range(len(text.split()))),
     )
-    assert engine.document('Open "%s" now') == "Öffne „%s“ jetzt"
-    assert engine.document("Open {n}px now") == "Öffne {n} Pixel jetzt"
+    assert translate(engine, 'Open "%s" now') == "Öffne „%s“ jetzt"
+    assert translate(engine, "Open {n}px now") == "Öffne {n} Pixel jetzt"

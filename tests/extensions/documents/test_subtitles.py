@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from test_documents import MANY, Words, squeezed
 
 from tf_transformer.config import BadInput
-from tf_transformer.inference.engine import Aligned, Hypothesis, TranslationResult
+from tf_transformer.extensions.documents import translate
+from tf_transformer.inference.engine import Hypothesis, TranslationResult
+from tf_transformer.inference.words import Aligned
 
 FILM = (
     "\ufeff"
@@ -133,7 +135,7 @@ def captions(*texts, gap=0):
 
 def asked(*texts, gap=0):
     engine = Same(most=99)
-    engine.document(captions(*texts, gap=gap), "srt")
+    translate(engine, captions(*texts, gap=gap), "srt")
     return sorted(engine.seen)
 
 
@@ -141,18 +143,18 @@ def translated(outputs, *texts):
     """Returns the captions' texts if sentences have these outputs."""
     engine = Words(lambda text: outputs.get(text, text), most=99)
     engine._made = lambda text: ([text], [engine.one(text)], [0])
-    return [caption.content for caption in srt.parse(engine.document(captions(*texts), "srt"))]
+    return [caption.content for caption in srt.parse(translate(engine, captions(*texts), "srt"))]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_an_engine_that_changes_nothing_gives_the_file(name):
-    assert Same(most=99).document(FILES[name], "srt") == FILES[name]
+    assert translate(Same(most=99), FILES[name], "srt") == FILES[name]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_only_words_change(name):
     """Numbers, times, order and the lines of each caption are those of the package srt."""
-    written = Words(lambda word: f"<{word.upper()}", most=99).document(FILES[name], "srt")
+    written = translate(Words(lambda word: f"<{word.upper()}", most=99), FILES[name], "srt")
 
     def layout(text):
         return [(one.index, one.start, one.end, one.proprietary, one.content.count("\n")) for one in srt.parse(text)]
@@ -160,7 +162,7 @@ def test_only_words_change(name):
     assert layout(written) == layout(FILES[name])
     assert re.findall("(?m)^.*-->.*$", written) == re.findall("(?m)^.*-->.*$", FILES[name])
     assert written.count("\r") == FILES[name].count("\r") and written[:1] == FILES[name][:1]
-    upper = Words(str.upper, most=99).document(FILES[name], "srt")
+    upper = translate(Words(str.upper, most=99), FILES[name], "srt")
     assert squeezed(upper).casefold() == squeezed(FILES[name]).casefold()
 
 
@@ -168,7 +170,7 @@ def test_only_words_change(name):
 @given(st.lists(st.text("ab. ,-<i>/♪[é日\n", max_size=30), max_size=5))
 def test_any_captions_are_kept(texts):
     document = captions(*texts)
-    assert Same(most=99).document(document, "srt") == document
+    assert translate(Same(most=99), document, "srt") == document
 
 
 def test_a_sentence_may_have_several_lines_and_captions():
@@ -205,21 +207,25 @@ def test_an_output_is_split_by_the_share_of_each_line():
         "我知道事情\n就是这样。"
     ]
     tagged, upper = "He <i>said\nno to</i> me, <b>{x}\nor</b> not.", "HE <i>SAID\nNO TO</i> ME, <b>{x}\nOR</b> NOT."
-    assert Words(str.upper, most=99).document(captions(tagged), "srt") == captions(upper)
+    assert translate(Words(str.upper, most=99), captions(tagged), "srt") == captions(upper)
 
 
 def test_malformed_files_are_refused_in_a_line():
     with pytest.raises(BadInput, match=r"^line 1: expected a time such as .*, got 'WEBVTT\\n'$"):
-        Words().document("WEBVTT\n\n" + captions("a"), "srt")
+        translate(Words(), "WEBVTT\n\n" + captions("a"), "srt")
     with pytest.raises(BadInput, match=r"^line 6: expected a time such as .*, got '00:00:xx --> 00:00:02,000\\n'$"):
-        Words().document(captions("a") + "2\n00:00:xx --> 00:00:02,000\nb", "srt")
+        translate(Words(), captions("a") + "2\n00:00:xx --> 00:00:02,000\nb", "srt")
     with pytest.raises(BadInput, match=r"^line 2: expected a time such as .*, got '00:00:0x --> 00:00:02\\n'$"):
-        Words().document("1\n00:00:0x --> 00:00:02\nHello\n", "srt")
+        translate(Words(), "1\n00:00:0x --> 00:00:02\nHello\n", "srt")
     with pytest.raises(BadInput, match=r"^line 2: expected a time such as .*, got 'Hello\\n'$"):
-        Words().document("12\nHello\n", "srt")
+        translate(Words(), "12\nHello\n", "srt")
     with pytest.raises(BadInput, match="^line 6: expected a time such as .*, got '999"):
-        Words().document(captions("a") + "2\n" + "9" * 99 + ":00:00,000 --> 00:00:02,000\nb", "srt")
-    assert [Words().document(text, "srt") for text in ("", "\ufeff\n", " \r\n")] == ["", "\ufeff\n", " \r\n"]
+        translate(Words(), captions("a") + "2\n" + "9" * 99 + ":00:00,000 --> 00:00:02,000\nb", "srt")
+    assert [translate(Words(), text, "srt") for text in ("", "\ufeff\n", " \r\n")] == [
+        "",
+        "\ufeff\n",
+        " \r\n",
+    ]
 
 
 LONG = ["1", "<", "\u266a", "-", '"', "1:", "<a", "{\\", "A:", "1:1:1" + 99_999 * "1", "<i>"]
@@ -229,4 +235,4 @@ LINES = ["\n", "1\n", "a\n", "a ", TIME.format(1, 2) + "\n"]
 @pytest.mark.parametrize(("part", "size"), [*((part, 99_999) for part in LONG), *((part, 19_999) for part in LINES)])
 def test_no_file_takes_for_ever(part, size):
     head = captions("a") + TIME.format(1, 2) + "\n"
-    assert Words(most=99).document(head + part * max(1, size // len(part)), "srt")
+    assert translate(Words(most=99), head + part * max(1, size // len(part)), "srt")

@@ -62,7 +62,7 @@ def tokenizer_of(kind, sentences):
         return M2M100Checkpoint(M2M100).tokenizer()
     if kind in ("added", "added earlier"):
         added = {"<2fr>": False, "<2fr>x": True, "東": False, "a+": True, "__mic__": True}
-        contents = tt.Translator.from_pretrained(M2M100).with_tokens(added).tokenizer.contents
+        contents = tt.vocabularies.with_tokens(tt.Translator.from_pretrained(M2M100), added).tokenizer.contents
         return M2M100Tokenizer(archive_of({**contents, ADDED: added if kind == "added" else list(added)}))
     if kind == "marian":
         return checkpoint_in(MARIAN).tokenizer()

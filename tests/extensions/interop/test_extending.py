@@ -10,6 +10,7 @@ from conftest import array
 from test_trimming import TRANSLATORS, own
 
 import tf_transformer as tt
+from tf_transformer.extensions.interop.vocabularies import with_language, with_tokens
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 
 TEXTS = ["The old woman.", "Ein rotes Haus."]
@@ -42,9 +43,9 @@ def by_name(old, new):
 def test_the_rest_stays(kind, tmp_path):
     """Ids of texts, and logits. A wider softmax layer may add in another order."""
     old = TRANSLATORS[kind](tmp_path / "checkpoint")
-    new = old.with_tokens(TOKENS)
+    new = with_tokens(old, TOKENS)
     if old.languages:
-        new = new.with_language("mic", like="fr")
+        new = with_language(new, "mic", like="fr")
     target, source = by_name(old.tokenizer, new.tokenizer)
     inputs = [
         [[*old.tokenizer.encode(TEXTS[:1])[0], EOS_ID]],
@@ -61,7 +62,7 @@ def test_the_rest_stays(kind, tmp_path):
 @pytest.mark.parametrize("kind", TRANSLATORS)
 def test_a_token_is_one_id_in_python_and_in_graphs(kind, tmp_path):
     translator = TRANSLATORS[kind](tmp_path / "checkpoint")
-    tokenizer = translator.with_tokens(TOKENS[:3]).with_tokens(TOKENS[3:]).tokenizer
+    tokenizer = with_tokens(with_tokens(translator, TOKENS[:3]), TOKENS[3:]).tokenizer
     (ids,), (targets,) = tokenizer.encode([TAGGED]), tokenizer.encode_target([TAGGED])
     assert [token for token in tokenizer.source_tokens(ids) if token in TOKENS] == [*TOKENS[:2], "oldwoman", "東", "東"]
     assert tokenizer.tokenize([TAGGED]).to_list() == [ids]
@@ -73,7 +74,7 @@ def test_a_token_is_one_id_in_python_and_in_graphs(kind, tmp_path):
 
 def test_new_rows(many):
     old, table = many.tokenizer, table_of(many)
-    new = many.with_tokens(["Acme", "東", ">>x<<"]).with_tokens(["<term>"], like="un")
+    new = with_tokens(with_tokens(many, ["Acme", "東", ">>x<<"]), ["<term>"], like="un")
     row = lambda token: table_of(new)[new.tokenizer.target.ids[token]]  # noqa: E731
     parts = [id for id in old.encode(["Acme"])[0][1:] if id != UNKNOWN_ID and old.tokens([id]) != ["▁"]]
     np.testing.assert_allclose(row("Acme"), table[parts].mean(axis=0), rtol=1e-6)
@@ -84,7 +85,7 @@ def test_new_rows(many):
 
 
 def test_a_language_begins_as_its_relative(many):
-    new = many.with_language("mic", like="de", texts=["Zwei 犬 犬ども"])
+    new = with_language(many, "mic", like="de", texts=["Zwei 犬 犬ども"])
     assert new.languages == [*many.languages, "mic"] and new.metadata["target_language"] == "de"
     ids = new.tokenizer.language_ids
     np.testing.assert_array_equal(table_of(new)[ids["mic"]], table_of(many)[many.tokenizer.language_ids["de"]])
@@ -98,7 +99,7 @@ def test_a_language_begins_as_its_relative(many):
 
 @pytest.mark.slow
 def test_a_run_begins_with_it_and_an_ensemble_takes_its_languages(many, text, unscored, tmp_path):
-    start = many.with_language("mic", like="de").with_tokens(["<term>"]).replace(target_language="mic")
+    start = with_tokens(with_language(many, "mic", like="de"), ["<term>"]).replace(target_language="mic")
     corpus = tt.TextCorpus(train=(text / "train.en", text / "train.de"), dev=(text / "dev.en", text / "dev.de"))
     recipe = dataclasses.replace(tt.RECIPES["finetune"], epochs=None, steps=1, learning_rate=1e-9)
     tt.Trainer(tmp_path / "one", start.model.config, corpus, recipe, start=start).fit()
@@ -113,22 +114,22 @@ def test_a_run_begins_with_it_and_an_ensemble_takes_its_languages(many, text, un
 
 
 REFUSED = {
-    "^code: expected a new language, got 'fr', which the model has$": lambda many: many.with_language("fr", "de"),
-    "^like: expected one of 100 languages, .*; got 'xx'$": lambda many: many.with_language("mic", "xx"),
-    "^code: expected one such as mic, got 'mic_Latn x'$": lambda many: many.with_language("mic_Latn x", "de"),
-    "^texts: expected a list of texts in this language, got 'abc'$": lambda many: many.with_language(
-        "mic", "de", "abc"
+    "^code: expected a new language, got 'fr', which the model has$": lambda many: with_language(many, "fr", "de"),
+    "^like: expected one of 100 languages, .*; got 'xx'$": lambda many: with_language(many, "mic", "xx"),
+    "^code: expected one such as mic, got 'mic_Latn x'$": lambda many: with_language(many, "mic_Latn x", "de"),
+    "^texts: expected a list of texts in this language, got 'abc'$": lambda many: with_language(
+        many, "mic", "de", "abc"
     ),
-    "^translator: expected a model of several languages, got one of one pair": lambda many: own("bpe").with_language(
-        "mic", "de"
+    "^translator: expected a model of several languages, got one of one pair": lambda many: with_language(
+        own("bpe"), "mic", "de"
     ),
-    "^tokens: expected a list, .*, got '<term>'$": lambda many: many.with_tokens("<term>"),
-    "^tokens: expected a list, .*, got \\[\\]$": lambda many: many.with_tokens([]),
-    "^tokens: expected printable text without whitespace, .* got 'a b'$": lambda many: many.with_tokens(["a b"]),
-    "^tokens: expected new ones, got 'un', which is in": lambda many: many.with_tokens(["un"]),
-    "^tokens: expected text in the vocabulary's normal form, got '①'$": lambda many: own("unigram").with_tokens(["①"]),
-    "^like: expected a token of the vocabulary, got 'xyz'$": lambda many: many.with_tokens(["<term>"], like="xyz"),
-    "^translator: .* got int8. Extend it before astype.$": lambda many: many.astype("int8").with_tokens(["<term>"]),
+    "^tokens: expected a list, .*, got '<term>'$": lambda many: with_tokens(many, "<term>"),
+    "^tokens: expected a list, .*, got \\[\\]$": lambda many: with_tokens(many, []),
+    "^tokens: expected printable text without whitespace, .* got 'a b'$": lambda many: with_tokens(many, ["a b"]),
+    "^tokens: expected new ones, got 'un', which is in": lambda many: with_tokens(many, ["un"]),
+    "^tokens: expected text in the vocabulary's normal form, got '①'$": lambda many: with_tokens(own("unigram"), ["①"]),
+    "^like: expected a token of the vocabulary, got 'xyz'$": lambda many: with_tokens(many, ["<term>"], like="xyz"),
+    "^translator: .* got int8. Extend it before astype.$": lambda many: with_tokens(many.astype("int8"), ["<term>"]),
 }
 
 
@@ -142,8 +143,11 @@ def test_what_is_refused(message, many, needs_int8):
 def test_adapters_are_refused():
     translator = own("bpe")
     translator.model.decoder_layers[0].feed_forward.hidden.enable_lora(3)
-    for extend in (lambda: translator.with_tokens(["<term>"]), lambda: translator.with_language("mic", "de")):
+    for extend in (
+        lambda: with_tokens(translator, ["<term>"]),
+        lambda: with_language(translator, "mic", "de"),
+    ):
         with pytest.raises(tt.BadInput, match="^translator: expected a model without LoRA, got adapters. Extend it"):
             extend()
-    merged = translator.replace(model=translator.model.merged()).with_tokens(["<term>"])
+    merged = with_tokens(translator.replace(model=translator.model.merged()), ["<term>"])
     assert "<term>" in merged.tokenizer.tokens(merged.tokenizer.encode(["<term>"])[0])

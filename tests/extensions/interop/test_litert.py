@@ -133,9 +133,9 @@ def test_the_client_spells_as_the_tokenizer(kind, translator, tmp_path):
         tokenizer = M2M100Checkpoint(M2M100).tokenizer().with_languages("en", "de")
     elif kind == "added":
         checkpoint(2, tmp_path / "checkpoint")
-        tokenizer = tt.Translator.from_pretrained(tmp_path / "checkpoint").with_tokens(ADDED).tokenizer
+        tokenizer = tt.vocabularies.with_tokens(tt.Translator.from_pretrained(tmp_path / "checkpoint"), ADDED).tokenizer
     elif kind == "silent":
-        added = tt.Translator.from_pretrained(M2M100).with_tokens(ADDED).tokenizer
+        added = tt.vocabularies.with_tokens(tt.Translator.from_pretrained(M2M100), ADDED).tokenizer
         description = added.description | {"silent": [*added.description["silent"], added.target.ids["<term>"]]}
         tokenizer = M2M100Tokenizer(
             archive_of({**added.contents, IDS: description, TOKENS: {token: len(token) < 3 for token in ADDED}})

@@ -14,6 +14,7 @@ import tf_transformer as tt
 from tf_transformer.extensions.interop.families.marian.model import MarianConfig
 from tf_transformer.extensions.interop.families.marian.tokenizer import SOURCE, TARGET, MarianTokenizer
 from tf_transformer.extensions.interop.families.pieces import VOCABULARY, archive_of
+from tf_transformer.extensions.interop.vocabularies import trimmed
 from tf_transformer.models.families import build_model
 from tf_transformer.tokenizers.tokenizer import EOS_ID, UNKNOWN_ID
 
@@ -57,7 +58,7 @@ def translator(request, tmp_path):
 
 def test_tokens_and_logits_of_what_stays(translator):
     texts = ["The old woman.", "Ein rotes Haus."]
-    small = translator.trimmed(texts, scripts=[])
+    small = trimmed(translator, texts, scripts=[])
     old, new = translator.tokenizer, small.tokenizer
     assert new.vocab_size < old.vocab_size
     for text in texts:
@@ -81,20 +82,20 @@ def test_tokens_and_logits_of_what_stays(translator):
 
 def test_scripts_of_the_texts_stay_whole():
     translator = own("bpe")
-    small = translator.trimmed(LATIN)
+    small = trimmed(translator, LATIN)
     pieces = small.tokenizer.tokens(range(small.tokenizer.vocab_size))
     dropped = {*translator.tokenizer.tokens(range(translator.tokenizer.vocab_size))} - {*pieces}
     assert dropped and not any(letter.isascii() or letter == "ä" for piece in dropped for letter in piece.strip("▁"))
     assert small.tokenizer.control_tokens == ["(S"] and small.tokenizer.encode(["<2de>"])[0][-1:] != [3]
     assert small.tokenizer.decode(small.tokenizer.encode(MIXED)) == MIXED  # by bytes
-    both = translator.trimmed(LATIN, scripts=["latin", "CYRILLIC"])
+    both = trimmed(translator, LATIN, scripts=["latin", "CYRILLIC"])
     assert small.tokenizer.vocab_size < both.tokenizer.vocab_size < translator.tokenizer.vocab_size
 
 
 def test_texts_may_have_other_scripts_than_the_vocabulary():
     translator = own("bpe")
-    small = translator.trimmed([*LATIN, "\u0928\u092e\u0938\u094d\u0924\u0947 \U0001f642"])  # Devanagari, in bytes
-    assert small.tokenizer.vocab_size == translator.trimmed(LATIN).tokenizer.vocab_size
+    small = trimmed(translator, [*LATIN, "\u0928\u092e\u0938\u094d\u0924\u0947 \U0001f642"])  # Devanagari, in bytes
+    assert small.tokenizer.vocab_size == trimmed(translator, LATIN).tokenizer.vocab_size
 
 
 def test_bytes_are_kept():
@@ -104,24 +105,24 @@ def test_bytes_are_kept():
     tokenizer = MarianTokenizer(archive_of({SOURCE: model, TARGET: model, VOCABULARY: pieces}))
     sizes = {"num_decoder_heads": 2, "decoder_d_ff": 31, "num_decoder_layers": 1}
     config = MarianConfig(1, 14, 31, 2, vocab_size=len(pieces), **sizes)
-    small = tt.Translator(build_model(config), tokenizer).trimmed(MIXED[1:2], scripts=["CYRILLIC"]).tokenizer
+    small = trimmed(tt.Translator(build_model(config), tokenizer), MIXED[1:2], scripts=["CYRILLIC"]).tokenizer
     assert small.vocab_size < tokenizer.vocab_size
     assert UNKNOWN_ID not in small.encode(["Zebra"])[0] and small.decode(small.encode(["Zebra"])) == ["Zebra"]
 
 
 def test_languages_stay_by_choice(tmp_path):
     many = tt.Translator.from_pretrained(M2M100, source_language="en", target_language="de")
-    small = many.trimmed(["The old woman.", "Ein Haus."], languages=["fr"])
+    small = trimmed(many, ["The old woman.", "Ein Haus."], languages=["fr"])
     assert list(small.languages) == ["en", "de", "fr"]
     assert small("The old woman opens the door.") == many("The old woman opens the door.")
     with pytest.raises(tt.BadInput, match="languages: expected one of 100 languages, .* got 'xx'"):
-        many.trimmed(["a"], languages=["xx"])
+        trimmed(many, ["a"], languages=["xx"])
 
 
 @pytest.mark.program
 def test_a_checkpoint_answers_as_the_translator(tmp_path):
     texts = ["The old woman opens it.", "Ein Haus.", ""]
-    small = TRANSLATORS["m2m100"](tmp_path).trimmed(texts, scripts=[])
+    small = trimmed(TRANSLATORS["m2m100"](tmp_path), texts, scripts=[])
     small = small.replace(beam_size=1, extra_length=50, max_source_length=256)
     small.save(tmp_path / "name" / "1", format="transformers")
     assert tt.load(tmp_path / "name" / "1")(texts) == small(texts)
@@ -140,6 +141,6 @@ def test_a_checkpoint_answers_as_the_translator(tmp_path):
 )
 def test_what_is_refused(texts, options, message):
     with pytest.raises(tt.BadInput, match=message):
-        own("bpe").trimmed(texts, **options)
+        trimmed(own("bpe"), texts, **options)
     with pytest.raises(tt.BadInput, match="got int8. Trim it before astype"):
-        own("bpe").astype("int8").trimmed(["a"])
+        trimmed(own("bpe").astype("int8"), ["a"])

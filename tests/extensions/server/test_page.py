@@ -102,7 +102,7 @@ def test_the_page_translates_a_text_whole_and_lists_other_translations(browsed):
     page, translator, completing = browsed
     text = "The old woman opens the red door.  Two dogs.\n\n\tThe child sleeps in the house."
     sources = ["The old woman opens the red door.", "Two dogs.", "The child sleeps in the house."]
-    assert translated(page, text) == translator.document(text)
+    assert translated(page, text) == tt.documents.translate(translator, text)
     assert page.value("document.documentElement.scrollWidth") <= 390
     best = translator.n_best(sources, 3)
     assert page.value(LISTED) == [one.text for one in best[0]]
@@ -134,7 +134,7 @@ def test_the_page_translates_a_text_whole_and_lists_other_translations(browsed):
     press(page, "ArrowDown")
     chosen = page.value("[...by('best').querySelectorAll('input')].find(one => one.checked).value")
     now = f"{best[0][0].text}  {best[1][0].text}\n\n\t{expected[int(chosen)]}"
-    assert page.value("by('whole').textContent") == now != translator.document(text)
+    assert page.value("by('whole').textContent") == now != tt.documents.translate(translator, text)
     assert page.value("document.documentElement.scrollWidth") <= 390
 
 
@@ -147,7 +147,7 @@ def test_the_page_has_one_sentence_none_and_long_ones(browsed):
     assert page.value("document.querySelectorAll('.pick').length > 0") == completing
     assert page.value("by('best-title').textContent + by('source').textContent") == "Best translations"
     long = "The door, " * 30 + "the end."
-    assert translated(page, long) == translator.document(long) != translator(long)
+    assert translated(page, long) == tt.documents.translate(translator, long) != translator(long)
     assert page.value(LISTED) == [] and page.value("by('alignment').hidden")
     assert page.value("by('note').textContent").endswith("more than this model reads: it was translated in parts.")
     page.value("by('text').value = ' '; by('form').requestSubmit()")

@@ -13,7 +13,9 @@ from apache_beam.ml.inference.base import ModelHandler, RunInference
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.search_options import LANGUAGES, of_request
-from tf_transformer.inference.engine import REQUEST_OPTIONS, DocumentFormat, Hypothesis, TranslationResult, batches
+from tf_transformer.extensions import documents
+from tf_transformer.extensions.documents.document import DocumentFormat
+from tf_transformer.inference.engine import REQUEST_OPTIONS, Hypothesis, TranslationResult, batches
 from tf_transformer.inference.loading import load
 from tf_transformer.utils.files import encoded, user_path
 from tf_transformer.utils.values import Count, between, check_fields, checked, convert
@@ -111,7 +113,7 @@ class Model:
     def replies(self, texts: Sequence[str | bytes]) -> list[TranslationResult]:
         """Returns the reply to each text, computed in batches of similar length."""
         if self.method.document:
-            outputs = self._engine.document(texts, self.method.document, **self.method.options)
+            outputs = documents.translate(self._engine, texts, self.method.document, **self.method.options)
             counters["sentences"].inc(len(texts))
             pairs = zip(texts, outputs, strict=True)
             return [TranslationResult(text, (Hypothesis(output, 0.0),), None, False) for text, output in pairs]

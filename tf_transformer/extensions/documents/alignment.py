@@ -6,8 +6,7 @@ import unicodedata
 from dataclasses import dataclass, field
 
 from tf_transformer.extensions.documents.marked import Mark, Marked
-from tf_transformer.extensions.words import Span, word_links, words_of
-from tf_transformer.inference.engine import Aligned
+from tf_transformer.inference.words import Aligned, Span, word_links, words_of
 
 
 @dataclass

@@ -2,15 +2,15 @@
 
 import codecs
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, overload
 
 from tf_transformer.extensions.documents.alignment import Placing
 from tf_transformer.extensions.documents.marked import Mark, Marked, Quotes, Splitter, sentences_in
 from tf_transformer.extensions.documents.markup import parts_of
 from tf_transformer.extensions.documents.subtitles import captions_of
-from tf_transformer.extensions.words import Span
-from tf_transformer.inference.engine import Aligned, Engine
+from tf_transformer.inference.engine import Engine, strings_in
+from tf_transformer.inference.words import Aligned, Span
 from tf_transformer.utils.values import BadInput, shown
 
 # Split a document into strings that are copied and texts that are translated, in order.
@@ -21,6 +21,7 @@ READERS: Mapping[str, Callable[[str], Sequence[str | Marked]]] = {
     "srt": captions_of,
 }
 FORMATS = (*READERS,)
+DocumentFormat = Literal["text", "html", "xml", "srt"]
 BREAK = re.compile(r"[^\S\xa0\u202f\u3000]")
 MANY = 16  # characters per token: longer sentences are cut before they are tokenized
 _MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
@@ -35,14 +36,62 @@ _WIDER |= {"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "euc_kr":
 _NAMES = {"iso-8859-8-i": "iso8859-8", "windows-31j": "cp932", "windows-874": "cp874", "windows-949": "cp949"}
 
 
-def translated(
+@overload  # A string is also a sequence of strings.
+def translate(engine: Engine, texts: str | bytes, format: str = ..., **options: Any) -> str: ...
+
+
+@overload
+def translate(engine: Engine, texts: Iterable[str | bytes], format: str = ..., **options: Any) -> list[str]: ...
+
+
+def translate(
+    engine: Engine,
+    texts: str | bytes | Iterable[str | bytes],
+    format: str = "text",
+    sentences: Splitter | None = None,
+    **options: Any,
+) -> str | list[str]:
+    """Translates texts of any length sentence by sentence, and keeps whitespace and markup.
+
+        tt.documents.translate(translator, "<p>Dr. No is <b>here</b>. Write to {name}!</p>", format="html")
+
+    Sentences longer than the model reads are cut at a semicolon, a comma or a space. Addresses and placeholders, such
+    as {name} or %s, are copied verbatim.
+
+    Args:
+        engine: Translator of any kind: `Translator`, or what `load` returns for an export.
+        texts: As in a call of the engine. Bytes of HTML and XML are decoded as they declare.
+        format: "text", where a newline ends a sentence, or "html" or "xml", where each tag is placed once, around the
+            words that `aligned` or else their positions assign to it. Code and elements with translate="no" are copied
+            verbatim. Or "srt", subtitles, whose sentences may have several lines and captions.
+        sentences: Function that splits a line into sentences, which joined are the line. Defaults to `sentences_in` of
+            the source language.
+        options: As in a call.
+
+    Returns:
+        A string for one text, a list for several.
+
+    Raises:
+        BadInput: As in a call, or if the engine is a parser, the format is unknown, XML is not well formed, an encoding
+            is unknown, or a package is missing.
+    """
+    if not isinstance(engine, Engine):
+        raise BadInput(f"engine: expected a Translator or an engine of tt.load, got {shown(engine)}")
+    if not engine.translates:
+        raise BadInput("engine: expected a translator, got a parser, which takes sentences")
+    is_single = isinstance(texts, str | bytes) or getattr(texts, "shape", None) == ()
+    documents = list(strings_in([texts] if is_single else texts))
+    outputs = _translated(engine, documents, format, sentences, options)
+    return outputs[0] if is_single else outputs
+
+
+def _translated(
     engine: Engine,
     documents: Sequence[str | bytes],
     format: str,
     sentences: Splitter | None,
     options: Mapping[str, Any],
 ) -> list[str]:
-    """Translates documents. The arguments are those of `Engine.document`."""
     if format not in FORMATS:
         raise BadInput(f"format: expected one of {', '.join(FORMATS)}, got {shown(format)}")
     if not callable(sentences or str):

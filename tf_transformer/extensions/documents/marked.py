@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
-from tf_transformer.extensions.words import Span
+from tf_transformer.inference.words import Span
 from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.values import BadInput, checked, shown
 

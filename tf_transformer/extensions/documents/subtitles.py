@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from tf_transformer.extensions.documents.marked import DEEPEST, Mark, Marked
-from tf_transformer.extensions.words import Span
+from tf_transformer.inference.words import Span
 from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.values import BadInput, shown
 

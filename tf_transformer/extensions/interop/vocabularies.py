@@ -33,7 +33,8 @@ from tf_transformer.extensions.interop.families.pieces import (
     archive_of,
     with_pieces,
 )
-from tf_transformer.models.families import together
+from tf_transformer.inference.translator import Translator
+from tf_transformer.models.families import ensemble_of
 from tf_transformer.models.weights import adapters
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, RESERVED, UNKNOWN_ID, Tokenizer, check_symbols, engine_of
 from tf_transformer.utils.values import shown
@@ -45,11 +46,30 @@ M2M100_CODE = re.compile(r"[a-z]{2,3}([_-]\w+)?")
 
 
 def trimmed(
-    translator: Any, texts: Iterable[str], languages: Sequence[str] | None, scripts: Sequence[str] | None
-) -> Any:
-    """Returns a translator with fewer pieces. The arguments are those of `Translator.trimmed`."""
-    texts, tokenizer = _strings("texts", texts, "texts of both languages, such as [...]"), translator.tokenizer
+    translator: Translator,
+    texts: Iterable[str],
+    languages: Sequence[str] | None = None,
+    scripts: Sequence[str] | None = None,
+) -> Translator:
+    """Returns a copy with a smaller vocabulary, whose pieces are those of some texts and scripts.
+
+        small = tt.vocabularies.trimmed(translator, [*english, *german])
+        small.save("litert/en-de/1", format="litert")
+
+    Texts in the kept scripts are tokenized as before. Others have unknown tokens, or bytes if there are some.
+
+    Args:
+        translator: `Translator` of any family.
+        texts: Texts of the source and target languages, such as some of the training set. Their pieces stay.
+        languages: Languages of a multilingual model to keep, besides the current ones. `None` keeps all.
+        scripts: Scripts whose pieces stay, as Unicode's names of letters begin: "LATIN", "CYRILLIC", "CJK".
+            `None` means those with at least 1 % of the letters in `texts`.
+
+    Raises:
+        BadInput: If there are no texts, a language or script is not in the vocabulary, or the weights are int8.
+    """
     _check(translator, "Trim")
+    texts, tokenizer = _strings("texts", texts, "texts of both languages, such as [...]"), translator.tokenizer
     for name, values in (("languages", languages), ("scripts", scripts)):
         if isinstance(values, str):
             raise BadInput(f"{name}: expected a list of names, got {shown(values)}")
@@ -74,8 +94,18 @@ def trimmed(
     return _with_rows(translator, _renumbered(tokenizer, orders, ids, names), rows)
 
 
-def with_tokens(translator: Any, tokens: Iterable[str], like: str | None) -> Any:
-    """Returns a translator with more tokens. The arguments are those of `Translator.with_tokens`."""
+def with_tokens(translator: Translator, tokens: Iterable[str], like: str | None = None) -> Translator:
+    """Returns a copy with more tokens, to fine-tune: `tt.vocabularies.with_tokens(translator, ["<term>"])`.
+
+    Args:
+        translator: `Translator` of any family.
+        tokens: Strings without whitespace, each always one token: characters of a script, glossary tags, names.
+        like: Token whose row of the embedding table the new ones begin with. `None` means the mean of the tokens
+            that the old vocabulary splits each into, or of all tokens if it has none.
+
+    Raises:
+        BadInput: If a token is in the vocabulary, `like` is not, or the model has int8 weights or LoRA.
+    """
     _check(translator, "Extend")
     check_symbols(tokens := _strings("tokens", tokens, "a list, such as ['<term>', '</term>']"), "tokens")
     extended = _extended(translator, dict.fromkeys(tokens, like))
@@ -86,8 +116,20 @@ def with_tokens(translator: Any, tokens: Iterable[str], like: str | None) -> Any
     return extended
 
 
-def with_language(translator: Any, code: str, like: str, texts: Iterable[str]) -> Any:
-    """Returns a translator with one more language. The arguments are those of `Translator.with_language`."""
+def with_language(translator: Translator, code: str, like: str, texts: Iterable[str] = ()) -> Translator:
+    """Returns a copy of a multilingual model with one more language, to fine-tune.
+
+        start = tt.vocabularies.with_language(translator, "mic_Latn", like="fra_Latn", texts=sentences)
+
+    Args:
+        translator: `Translator` of a multilingual model.
+        code: New language, in the form of the model's codes.
+        like: Related language, whose row of the embedding table the new one begins with.
+        texts: Texts in the new language. Characters that the vocabulary lacks become tokens, as by `with_tokens`.
+
+    Raises:
+        BadInput: If `code` exists, `like` does not, or the model has one language pair, int8 weights or LoRA.
+    """
     _check(translator, "Extend")
     tokenizer = translator.tokenizer
     if not isinstance(tokenizer, M2M100Tokenizer):
@@ -114,6 +156,8 @@ def _strings(name: str, values: Iterable[str], expected: str, least: int = 1) ->
 
 def _check(translator: Any, action: str) -> None:
     """Checks that rows of the embedding tables can be dropped, or also added. `action` begins the advice."""
+    if not isinstance(translator, Translator):
+        raise BadInput(f"translator: expected a Translator, got {shown(translator)}. Call Translator.from_pretrained.")
     if any(weight.dtype == "int8" for weight in translator.model.weights):
         raise BadInput(f"translator: expected weights of 16 or 32 bits, got int8. {action} it before astype.")
     if action == "Extend" and any(adapters(translator.model)):
@@ -258,4 +302,4 @@ def _with_rows(translator: Any, tokenizer: Tokenizer, rows: Mapping[str, Sequenc
         return new_model
 
     models = [changed(model) for model in getattr(translator.model, "models", [translator.model])]
-    return translator.replace(model=together(models), tokenizer=tokenizer)
+    return translator.replace(model=ensemble_of(models), tokenizer=tokenizer)

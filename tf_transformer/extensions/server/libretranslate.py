@@ -10,6 +10,7 @@ from typing import Any
 from flask import Blueprint, abort, request
 
 from tf_transformer.decoding.search_options import LANGUAGES
+from tf_transformer.extensions import documents
 from tf_transformer.extensions.documents.document import FORMATS
 from tf_transformer.extensions.documents.marked import PLACEHOLDER, Marked, sentences_in
 from tf_transformer.extensions.server.model import InTurns, Limits, Rates, shown
@@ -174,7 +175,7 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
         detected = languages.detected(" ".join(words), sources=True)[0] if source == "auto" else None
         source = detected[0] if detected else language_of(body, "source", languages.sources)
         chosen = search | (dict(zip(LANGUAGES, (source, target), strict=True)) if engine.languages else {})
-        outputs = engine.document(texts, kind, sentences=sentences_in(source), **chosen)
+        outputs = documents.translate(engine, texts, kind, sentences=sentences_in(source), **chosen)
         reply: dict[str, Any] = {"translatedText": outputs}
         if count:
             one = [kind == "text" and len(Marked(text).sentences(sentences_in(source))) == 1 for text in texts]

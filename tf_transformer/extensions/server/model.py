@@ -24,9 +24,10 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 from werkzeug.exceptions import BadRequest, HTTPException, TooManyRequests
 
-from tf_transformer.inference.engine import Aligned, Engine, Request, TranslationResult, batches, strings_in
+from tf_transformer.inference.engine import Engine, Request, TranslationResult, batches, strings_in
 from tf_transformer.inference.loading import load
 from tf_transformer.inference.savedmodel import load_graph
+from tf_transformer.inference.words import Aligned
 from tf_transformer.utils.files import encoded, user_path
 from tf_transformer.utils.folders import EXPORTS, SAVED_MODEL, is_version, newest
 from tf_transformer.utils.reading import reading

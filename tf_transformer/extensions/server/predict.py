@@ -15,6 +15,7 @@ from flask import Blueprint, Response, abort, render_template, request
 from google.protobuf.json_format import MessageToDict
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.extensions import documents
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
 from tf_transformer.extensions.server.model import DEFAULT_SIGNATURE, Limits, ServedModel, shown
 from tf_transformer.inference.engine import Engine
@@ -89,12 +90,12 @@ def routes(model: ServedModel, limits: Limits) -> Blueprint:
 
 
 def translated(engine: Engine, text: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Translates a plain text, like `Engine.document`. Returns its sentences, and what is between translations."""
+    """Translates a plain text, like `documents.translate`. Returns its sentences, and what is between translations."""
     language = options.get("source_language", engine.metadata.get("source_language", ""))
     marked = Marked(text).with_placeholders()
     spans = marked.sentences(sentences_in(str(language)))
     sources = [text[start:end] for start, end in spans]
-    translations = engine.document(sources, sentences=lambda line: [line], **options)
+    translations = documents.translate(engine, sources, sentences=lambda line: [line], **options)
     return {"sources": sources, "translations": translations, "between": marked.between(spans, translations)}
 
 

@@ -10,10 +10,10 @@ from keras import ops
 from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.decoder import AppendedKeyValue, FixedKeyValue, InPlaceKeyValue
 from tf_transformer.decoding.primitives import NEG_INF, ON_TENSORFLOW, compiled, gather, input_signature, rounded, size
+from tf_transformer.decoding.sampling import sample, uniforms_of
 from tf_transformer.decoding.search import OPTIONS, Decoder, Fixed, SearchProblem, beam_search
 from tf_transformer.decoding.search_options import SearchOptions
 from tf_transformer.decoding.text_model import padded
-from tf_transformer.extensions.text_models.sampling import sample, uniforms_of
 from tf_transformer.layers import DecoderCache, DecoderLayer, KeyValue, PositionalEmbedding
 from tf_transformer.masks import PAD_ID, causal_mask
 from tf_transformer.tokenizers.tokenizer import EOS_ID

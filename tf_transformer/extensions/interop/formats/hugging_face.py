@@ -18,6 +18,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.decoding.text_model import TextModel, padded
 from tf_transformer.extensions.interop.families.hub import WEIGHTS
+from tf_transformer.extensions.interop.families.marian import family as marian
 from tf_transformer.extensions.interop.formats.checks import check_convertible, check_layers, only
 from tf_transformer.models.families import family_of_config, family_of_folder
 from tf_transformer.tokenizers.strings import valid
@@ -74,7 +75,8 @@ def save(
     tokenizer = translator.tokenizer.with_languages(**languages)
     translator = translator.replace(model=model.merged(), tokenizer=tokenizer, export_options=metadata)
     family: Any = family_of_config(model.config)
-    tensors, files = family.write(translator)
+    # The paper's models are written as checkpoints of MarianMT.
+    tensors, files = (family.write or marian.write)(translator)
     files["config.json"]["dtype"] = dtype
     whole = user_path(path).absolute()
     title = whole.parent.name if is_version(whole.name) else whole.name

@@ -19,8 +19,8 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.text_model import TextModel
-from tf_transformer.extensions.compression.int8 import INT8_MAX, quantized
 from tf_transformer.extensions.interop.formats.portable import Portable, graph_of_ids
+from tf_transformer.layers.int8 import INT8_MAX, quantized
 from tf_transformer.utils.lazy import import_extra, lazily
 from tf_transformer.utils.processor import EXACT_INT8_PAIR, MAX_INT8_PAIR
 
