@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.layers.layer import Layer, at_least_float32, by_row, rank_of, resolved_policy
-from tf_transformer.layers.positions import Positions, positions_of
+from tf_transformer.layers.positions import Named, Positions, positions_of
 from tf_transformer.layers.sublayers import Dropout
 from tf_transformer.masks import padding_mask
 from tf_transformer.utils.type_names import Shape, Tensor
@@ -170,7 +170,7 @@ class PositionalEmbedding(PositionedLayer, keras.layers.ReversibleEmbedding):
         self,
         vocab_size: Count,
         d_model: Count = 512,
-        positions: Literal["sinusoidal", "learned", "halves", "fairseq"] | Positions = "sinusoidal",
+        positions: Named | Positions = "sinusoidal",
         max_length: Count = 1024,
         dropout: Rate = 0.1,
         scale: bool = True,

@@ -14,6 +14,7 @@ from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import Count, checked
 
 Sinusoids = Literal["sinusoidal", "halves", "fairseq"]
+Named = Sinusoids | Literal["learned"]  # names in POSITIONS
 
 
 @checked
