@@ -7,6 +7,13 @@ more with --every, for instance one per minute for an hour:
 
     python -m benchmarks.under_load EXPORT --source FILE --clients 16 --seconds 3600 --every 60
 
+With --serve, each of several exports has a server on 127.0.0.1, and they are measured in turn, --rounds times:
+`tf-transformer serve` for SavedModels, LiteRT and ONNX, CTranslate2 behind Flask and waitress for its exports, and
+LibreTranslate for an .argosmodel. The last lines are the medians of the rounds.
+
+    python -m benchmarks.under_load --serve litert/demo/1 ctranslate2/demo/1 argos/demo/1/translate-en_de.argosmodel
+        --libretranslate /venvs/libretranslate/bin/python --source FILE --clients 1 8 32 --rounds 3
+
 With --batch, sentences that arrive within --wait milliseconds are translated together, as TensorFlow Serving does with
 --enable_batching. Rejected requests, such as with a full queue, and late responses are errors.
 """
@@ -17,25 +24,25 @@ import itertools
 import json
 import os
 import queue
+import re
+import statistics
+import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks import common
+from benchmarks import common, servers
 
-ENGINES = {  # by a file of their exports
-    "saved_model.pb": common.OURS,
-    "model.tflite": "litert",
-    "model.bin": "ctranslate2",
-}
+IN_PROCESS = {"savedmodel": common.OURS, "litert": "litert", "ctranslate2": "ctranslate2"}  # engines, by kind of export
 
 
 def main(argv=None) -> list[dict]:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m benchmarks.under_load", None, __doc__, formatter_class=formatter)
     add = parser.add_argument
-    add("export", metavar="EXPORT", help="directory of a SavedModel or another export, or http://HOST/v1/models/NAME")
+    add("export", metavar="EXPORT", nargs="?", help="directory of an export, or http://HOST/v1/models/NAME")
+    add("--serve", nargs="+", default=[], metavar="EXPORT", help="exports that have a server each, instead of EXPORT")
     add("--source", type=Path, required=True, metavar="FILE", help="sentences, one per line")
     add("--sentences", type=int, default=100, help="number of lines to read (100)")
     add(
@@ -46,14 +53,24 @@ def main(argv=None) -> list[dict]:
         help="numbers of concurrent clients, in turn (1 8 64)",
     )
     add("--seconds", type=float, default=20, help="seconds per number of clients (20)")
+    add("--requests", type=int, metavar="N", help="maximum requests per number of clients (no limit)")
+    add("--rounds", type=int, default=1, help="rounds of --serve (1)")
     add("--every", type=float, metavar="S", help="print a line every S seconds (one at the end)")
     add("--batch", type=int, default=1, help="maximum sentences per batch (1)")
     add("--wait", type=float, default=5, metavar="MS", help="maximum milliseconds to wait for a batch (5)")
     add("--workers", type=int, default=2, help="number of concurrent requests or batches (2)")
     add("--beam-size", type=int, default=4, help="beam size of CTranslate2. Other exports fix theirs (4).")
     add("--timeout", type=float, default=30, metavar="S", help="seconds to wait for a server (30)")
+    add = parser.add_argument_group("with --serve").add_argument
+    add("--documents", action="store_true", help="meanwhile, translate two long documents, one without full stops")
+    add("--languages", nargs=2, default=["en", "de"], metavar="XX", help="source and target language (en de)")
+    add("--libretranslate", default=sys.executable, metavar="PYTHON", help="Python of LibreTranslate's environment")
+    here = str(Path(sys.executable).with_name("tf-transformer"))
+    command = "commands tf-transformer, of several versions: each serves the exports (this environment's)"
+    add("--commands", nargs="+", default=[here], metavar="COMMAND", help=command)
+    add("--options", default="", metavar="WORDS", help="options of tf-transformer serve, in one string")
     args = parser.parse_args(argv)
-    for name in ("sentences", "clients", "seconds", "every", "batch", "workers", "timeout"):
+    for name in ("sentences", "clients", "seconds", "every", "batch", "workers", "timeout", "requests", "rounds"):
         value = getattr(args, name)
         if value is not None and min(value if name == "clients" else [value]) <= 0:
             parser.error(f"--{name}: expected a positive number, got {value}")
@@ -61,35 +78,103 @@ def main(argv=None) -> list[dict]:
     texts = args.source.read_text("utf-8").splitlines()[: args.sentences]
     if not texts:
         parser.error(f"--source: expected sentences, found none in {args.source}")
-    names = (name for file, name in ENGINES.items() if (Path(args.export) / file).is_file())
-    engine = "server" if "://" in args.export else next(names, None)
-    if engine is None:
-        parser.error(f"EXPORT: expected a folder with one of {', '.join(ENGINES)}, found none in {args.export}")
-    translate = load(engine, args)
+    if bool(args.export) == bool(args.serve):
+        parser.error("expected either EXPORT or --serve")
+    for export in args.serve or [args.export]:
+        known = servers.kind_of(export) if args.serve else "://" in export or servers.kind_of(export) in IN_PROCESS
+        if not known:
+            files = ", ".join(file for file, kind in servers.FILES.items() if args.serve or kind in IN_PROCESS)
+            parser.error(f"EXPORT: expected a directory with one of {files}, found none in {export}")
     try:
-        expected = [translate([text])[0] for text in texts]
+        return of_servers(args, texts) if args.serve else of_export(args, texts)
     except OSError as error:
-        parser.error(f"{args.export}: {error}")
+        parser.error(f"{args.export or '--serve'}: {error}")
+
+
+def of_export(args, texts: list[str]) -> list[dict]:
+    """Measures an export in this process, or a server that runs already."""
+    engine = "server" if "://" in args.export else IN_PROCESS[servers.kind_of(args.export)]
+    translate = load(engine, args)
+    expected = [translate([text])[0] for text in texts]
     ask = Batches(translate, args).ask if args.batch > 1 else lambda text: translate([text])[0]
     lines = []
     for clients in args.clients:
         period = min(args.every or args.seconds, args.seconds)
         for _ in range(round(args.seconds / period)):
-            measured = Load(ask, texts, expected, period)
+            measured = Load(ask, texts, expected, period, args.requests)
             line = {"benchmark": "under_load", "engine": engine, "clients": clients, "batch": args.batch}
             line |= {"workers": args.workers, **measured.run(clients)}
             if engine != "server":
                 line |= {"resident_mib": round(common.resident_mib()), "peak_mib": round(common.peak_mib())}
-            lines.append(line)
-            print(json.dumps(line), flush=True)
+            lines.append(say(line))
     return lines
+
+
+def of_servers(args, texts: list[str]) -> list[dict]:
+    """Measures servers of several exports in turn."""
+    lines, running = [], list[tuple[str, servers.Server, list[str]]]()
+    try:
+        for export in args.serve:
+            ours = servers.kind_of(export) not in (servers.CTRANSLATE2, servers.LIBRETRANSLATE)
+            for number, command in enumerate(args.commands if ours else args.commands[:1]):
+                words = args.options.split() if number == 0 else []
+                server = servers.Server(export, args.languages, args.libretranslate, words, command, args.timeout)
+                running.append((server.kind + f" {number}" * bool(number), server, []))
+                server.wait()
+                running[-1][2][:] = [server.translate([text])[0] for text in texts]
+        for turn, clients, (name, server, expected) in itertools.product(range(args.rounds), args.clients, running):
+            measured = Load(
+                lambda text, to=server: to.translate([text])[0], texts, expected, args.seconds, args.requests
+            )
+            with server.busy_with(documents(texts) if args.documents else []):
+                line = {"benchmark": "under_load", "engine": name, "clients": clients, "documents": args.documents}
+                cpu = server.cpu_seconds()
+                line |= {"round": turn, **measured.run(clients), "mib": round(server.mib())}
+                cpu = server.cpu_seconds() - cpu
+                line["cpu_ms"] = round(1e3 * cpu / max(1, line["answers"]), 2)
+                line["others_cores"] = round(max(0.0, line["others_cores"] - cpu / line.pop("seconds")), 2)
+            lines.append(say(line))
+    finally:
+        for _, server, _ in running:
+            server.stop()
+    return lines + [say(line) for line in medians(lines)]
+
+
+def documents(texts: list[str]) -> list[str]:
+    """Returns a document of 3,400 sentences, and 32 KB of words without full stops."""
+    sentences = " ".join(f"{text.rstrip('. ')}." for text in itertools.islice(itertools.cycle(texts), 3_400))
+    words = re.sub(r"[^\w\s]", "", sentences)
+    return [sentences, (words * (1 + 32_000 // len(words)))[:32_000]]
+
+
+def medians(lines: list[dict]) -> list[dict]:
+    """Returns a line for each engine and number of clients, with medians of the numbers over the rounds."""
+    groups = collections.defaultdict(list)
+    for line in lines:
+        groups[line["engine"], line["clients"]].append(line)
+    summed = ("wrong", "answers")
+    return [
+        first
+        | {name: statistics.median(line[name] for line in group) for name in first if name[-2:] in ("ms", "ib", "nd")}
+        | {name: sum(line[name] for line in group) for name in summed}
+        | {"errors": dict(sum((collections.Counter(line["errors"]) for line in group), collections.Counter()))}
+        | {"round": "median", "others_cores": max(line["others_cores"] for line in group)}
+        for group in groups.values()
+        for first in group[:1]
+    ]
+
+
+def say(line: dict) -> dict:
+    print(json.dumps(line), flush=True)
+    return line
 
 
 class Load:
     """State that clients share: sentences, whose turn it is, and the results."""
 
-    def __init__(self, ask, texts: list[str], expected: list[str], seconds: float):
+    def __init__(self, ask, texts: list[str], expected: list[str], seconds: float, requests=None):
         self.ask = ask
+        self.requests = requests or sys.maxsize
         self.texts = texts
         self.expected = expected
         self.seconds = seconds
@@ -107,19 +192,23 @@ class Load:
                 client.result()
         clock.tick()
         self.latencies.sort()
-        count = len(self.latencies)
+        count, seconds = len(self.latencies), time.monotonic() - start
         return {
             "answers": count,
             "wrong": self.wrong,
             "errors": dict(self.errors),
-            "sentences_per_second": round(count / (time.monotonic() - start), 1),
+            "sentences_per_second": round(count / seconds, 1),
+            "seconds": round(seconds, 2),
             **{f"p{percent}_ms": percentile(self.latencies, percent) for percent in (50, 90, 99) if count},
             "others_cores": round(clock.others(), 2),
         }
 
     def client(self, end: float) -> None:
         while True:
-            index, start = next(self.turns) % len(self.texts), time.monotonic()
+            turn, start = next(self.turns), time.monotonic()
+            if turn >= self.requests:
+                return
+            index = turn % len(self.texts)
             try:
                 translation, error = self.ask(self.texts[index]), ""
             except OSError as raised:

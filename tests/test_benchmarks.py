@@ -1,6 +1,7 @@
 """The benchmarks run, measure the work that they report, and compute ratios. Times are not checked."""
 
 import json
+import sys
 from pathlib import Path
 
 import keras
@@ -19,6 +20,7 @@ from benchmarks import (
     records,
     training,
     translation,
+    under_load,
 )
 
 TINY = common.WORKS["tiny"]
@@ -124,3 +126,55 @@ def test_eos_is_never_chosen(folder):
     logits = translator.model.decode(np.array([[1, 8, 9, 10]]), memory, mask)[0].numpy()
     np.testing.assert_allclose(logits[0, :, 2], -TINY.d_model, rtol=1e-5)
     assert abs(np.delete(logits, 2, axis=-1)).max() < TINY.d_model
+
+
+STUB = """#!{python}
+import http.server, json, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def reply(self, values):
+        body = json.dumps(values).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.reply({{"status": "ok"}})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        Handler.count = getattr(Handler, "count", 0) + 1
+        wrong = len(body["q"]) < 99 and Handler.count > 3 and Handler.count % 2 == 0
+        self.reply({{"translatedText": body["q"].upper() + "?" * wrong, "target": body["target"]}})
+
+    def log_message(self, *args):
+        pass
+
+assert sys.argv[1] == "serve" and sys.argv[-2:] == ["--workers", "3"], sys.argv
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[4])), Handler).serve_forever()
+"""
+
+
+def test_servers_are_compared_in_a_bounded_number_of_requests(tmp_path, capsys):
+    """Outputs are compared with those that a sentence gets when nobody else asks."""
+    (tmp_path / "text").write_text("one\ntwo\nthree\n")
+    export, command = tmp_path / "model.tflite", tmp_path / "stub"
+    export.touch()
+    command.write_text(STUB.format(python=sys.executable))
+    command.chmod(0o755)
+    argv = ["--serve", tmp_path, "--commands", command, "--options=--workers 3", "--source", tmp_path / "text"]
+    argv += ["--clients", 1, 2, "--requests", 10, "--rounds", 3, "--seconds", 20, "--documents"]
+    lines = under_load.main([*map(str, argv)])
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == lines
+    assert [(line["clients"], line["round"]) for line in lines] == [
+        *((clients, turn) for turn in range(3) for clients in (1, 2)),
+        *((clients, "median") for clients in (1, 2)),
+    ]
+    assert [line["answers"] for line in lines] == [10] * 6 + [30] * 2
+    assert 0 < sum(line["wrong"] for line in lines[:6]) < 60 and not any(line["errors"] for line in lines)
+    assert lines[-1]["p50_ms"] == sorted(line["p50_ms"] for line in lines[1:6:2])[1]
+    sentences, words = under_load.documents(["Two doors.", "A, b!"])
+    assert sentences.count(".") == 3_400 and len(words) == 32_000 and "." not in words
