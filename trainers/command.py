@@ -203,6 +203,12 @@ def add_call_options(add: Callable[..., Any]) -> None:
     add_languages(add)
 
 
+def add_workers(add: Callable[..., Any]) -> None:
+    """Adds the option of `pooled`."""
+    workers = "batches at the same time; LiteRT has a process for each (the cores; a SavedModel: 2, a run: 1)"
+    add("--workers", type=positive, metavar="N", help=workers)
+
+
 def add_languages(add: Callable[..., Any]) -> None:
     """Adds the options of a multilingual model's languages."""
     for name in LANGUAGES:

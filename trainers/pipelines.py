@@ -28,6 +28,11 @@ STOPPED = 128 + signal.SIGTERM  # exit status of a process that this program sto
 def add_pipeline_options(add: Callable[..., Any]) -> None:
     """Adds the options of workers and runners. `add` is the parser's add_argument."""
     add("--workers", type=positive, metavar="N", help="processes on this machine (1)")
+    add_runner(add)
+
+
+def add_runner(add: Callable[..., Any]) -> None:
+    """Adds the option of a runner. `add` is the parser's add_argument."""
     add("--runner", metavar="NAME", help="runner of Apache Beam, such as FlinkRunner, with options after -- (none)")
 
 

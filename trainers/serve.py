@@ -11,10 +11,21 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from tf_transformer.utils.folders import needs_no_tensorflow
 from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.terminal import quiet_stderr
 
-from .command import add_call_options, engine, load_tensorflow, model_name, of_calls, options, positive, run_program
+from .command import (
+    add_call_options,
+    add_workers,
+    engine,
+    load_tensorflow,
+    model_name,
+    of_calls,
+    options,
+    positive,
+    run_program,
+)
 
 
 def app(model: Any, options: Mapping[str, Any] | None = None) -> Any:
@@ -37,6 +48,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--port", type=int, default=5000, help="port to listen on; 0 means any free port (5000)")
     add("--name", type=model_name, metavar="NAME", help="the model's name in requests (the directory's)")
     add("--batch-size", type=positive, metavar="N", help="sentences per batch; between batches other requests run (32)")
+    add_workers(add)
     add("--char-limit", type=limit, default=100_000, metavar="N", help="characters per text, or -1 (100000)")
     add("--batch-limit", type=limit, default=1_000, metavar="N", help="texts per request, or -1 (1000)")
     add("--req-limit", type=limit, default=-1, metavar="N", help="requests per minute and client, or -1 (-1)")
@@ -53,7 +65,8 @@ def main(argv: list[str] | None = None) -> None:
     # Texts of requests are in warnings.
     warnings.simplefilter("ignore")
     logging.basicConfig(format="%(message)s", level=logging.ERROR, stream=sys.stderr)
-    load_tensorflow()
+    if not needs_no_tensorflow(args.model):
+        load_tensorflow()
     from tf_transformer.extensions.server import app as server
     from tf_transformer.extensions.server.libretranslate import Languages
     from tf_transformer.extensions.server.model import Limits, ServedModel
@@ -67,9 +80,10 @@ def main(argv: list[str] | None = None) -> None:
         thread = threading.Thread(target=running.run, daemon=True)
         thread.start()
         opened = lambda folder: engine(folder, vars(args), batch_size=args.batch_size or 32)  # noqa: E731
-        model, calls = ServedModel(args.model, args.name, opened), of_calls(vars(args))
+        model, calls = ServedModel(args.model, args.name, opened, args.workers), of_calls(vars(args))
         languages = f"{Languages(model.engine, calls)}, " if model.engine else ""
         print(f"{model.name}, version {model.version}: {languages}{limits}", flush=True)
+        print(model, flush=True)
         served = server.app(model, calls, limits, server.is_local(listening))
         with quiet_stderr():
             server.warm_up(served, model)
@@ -77,7 +91,7 @@ def main(argv: list[str] | None = None) -> None:
         loading.app = served
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # Windows has no SIGHUP. nohup ignores it.
             if hasattr(signal, name) and (name != "SIGHUP" or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN):
-                signal.signal(getattr(signal, name), server.stop)
+                signal.signal(getattr(signal, name), lambda number, _: server.stop(running, number))
         print(f"listening on {server.address_of(listening)}\nCtrl-C stops it", flush=True)
         thread.join()
 

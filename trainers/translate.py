@@ -14,13 +14,15 @@ from typing import Literal
 
 import tf_transformer as tt
 from tf_transformer.extensions.documents.document import FORMATS, READERS, decoded
+from tf_transformer.inference.engine import Engine
+from tf_transformer.inference.turns import InTurns, Turns, pooled
 from tf_transformer.utils.files import check_plain, lines_in, lines_of, open_text, user_path, write_text
 
 from . import pipelines
 from .command import add_call_options, answered, chosen, engine, of_calls, options, positive, run_program
 
 ONE_FILE = ("batch_size", "patience", "extra_length", "max_source_length")  # options that exclude --input
-MANY_FILES = ("workers", "runner", "lines", "batch_bytes", "gzip")  # options that need it
+MANY_FILES = ("runner", "lines", "batch_bytes", "gzip")  # options that need it
 # By file extension: formats of documents, and what is none.
 KINDS = {"html": "htm html xhtml", "xml": "svg tmx xlf xliff xml", "srt": "srt"}
 UNSUPPORTED = """ass csv doc docx epub ftl ini ipynb json jsonl latex md odp ods odt pdf php po pot ppt pptx properties
@@ -41,10 +43,11 @@ def main(argv: list[str] | None = None) -> None:
     what = f"translate the text as one document: {', '.join(FORMATS[:-1])} or {FORMATS[-1]} ({FORMATS[0]})"
     add("--document", nargs="?", const=False, choices=FORMATS, metavar="FORMAT", help=what)
     add("--batch-size", type=positive, metavar="N", help="sentences per batch (32)")
+    add("--workers", type=positive, metavar="N", help="batches, or with --input files, at the same time (1)")
     add_call_options(add)
     add = parser.add_argument_group('many files, with Apache Beam (pip install "tf-transformer[beam]")').add_argument
     add("--input", nargs="+", metavar="GLOB", help="text files, plain or .gz, or patterns of their names")
-    pipelines.add_pipeline_options(add)
+    pipelines.add_runner(add)
     add("--lines", type=int, metavar="N", help="lines per output file (10000)")
     add("--batch-bytes", type=int, metavar="N", help="maximum batch size: rows times bytes of the longest (8192)")
     add("--gzip", action="store_true", default=None, help="compress the output")
@@ -75,10 +78,18 @@ def main(argv: list[str] | None = None) -> None:
         translate_file(args, ending)
 
 
+def opened(args: argparse.Namespace) -> Engine:
+    """Opens the model, which runs as many batches at the same time as there are workers."""
+    model = engine(args.model, vars(args), batch_size=args.batch_size or 32)
+    model, workers = pooled(model, args.workers or 1)
+    # Twice as many wait or run, so that no worker waits for another one's batch.
+    return InTurns(model, Turns(workers), 2 * workers) if workers > 1 else model
+
+
 def translate_file(args: argparse.Namespace, ending: str) -> None:
     """Translates one file, or standard input, in this process."""
     lines = lines_in(sys.stdin.buffer) if args.source == "-" else list(lines_of(args.source))
-    model = engine(args.model, vars(args), batch_size=args.batch_size or 32)
+    model = opened(args)
     replies = answered(model, lines, args.n_best, **of_calls(vars(args)))
     written = (f"{reply.written(ending, bool(args.n_best))}\n" for reply in replies)
     try:
@@ -105,7 +116,7 @@ def translate_document(args: argparse.Namespace) -> None:
     except tt.BadInput as error:
         raise tt.BadInput(f"{'standard input' if args.source == '-' else args.source}: {error}") from error
     warn_of_kind(args.source, args.document)
-    model = engine(args.model, vars(args), batch_size=args.batch_size or 32)
+    model = opened(args)
     written = tt.documents.translate(model, text, format, **of_calls(vars(args)))
     if args.output:
         write_text(args.output, written, encoding=encoding)

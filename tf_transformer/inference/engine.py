@@ -10,7 +10,7 @@ import json
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, check_language, of_request
 from tf_transformer.inference.words import Aligned
@@ -19,7 +19,8 @@ from tf_transformer.utils.processor import saturates
 from tf_transformer.utils.terminal import Progress
 from tf_transformer.utils.values import BadInput, Count, checked, shown
 
-BATCHES = 32  # maximum number of batches of a stream that are sorted by length together
+# Most batches of a stream that are sorted by length together, or most texts if these are more.
+BATCHES, WINDOW = 32, 1_024
 REQUEST_OPTIONS = tuple(name for name, option in SEARCH_OPTIONS.items() if option.request)
 UNUSED = -1e9  # score of an unused output slot in a graph
 T = TypeVar("T")
@@ -103,9 +104,15 @@ class Engine(ABC):
         batch_size: Texts per batch. They are sorted by length first.
         translates: Whether it translates, unlike a parser.
         aligns: Whether it has `aligned`.
+        parallel: How several calls run at the same time: on "threads", in "processes", or `None`, one after the other.
+        joins: Whether a batch takes less time than its texts one by one, so that callers share batches.
+        calls: Number of these calls that is best, or `None`, the number of cores.
     """
 
     translates, aligns = True, False
+    parallel: Literal["threads", "processes"] | None = None
+    calls: int | None = 1
+    joins = True
     call_options: tuple[str, ...] = REQUEST_OPTIONS
     max_values: Mapping[str, float] = {}
     languages: Sequence[str] = ()
@@ -190,7 +197,7 @@ class Engine(ABC):
             # The first batch is returned as soon as possible. Later ones are more uniform in length, and so faster.
             while some := list(itertools.islice(strings, size)):
                 yield from self._in_batches(self._replies, some, request)
-                size = min(2 * size, BATCHES * self.batch_size)
+                size = min(2 * size, max(BATCHES * self.batch_size, WINDOW))
 
         return replies()
 
@@ -246,8 +253,7 @@ class Engine(ABC):
         search = of_request({**search, **({} if n is None else {"n_best": n})}, self.max_values)
         search.pop("n_best", None)
         # Fewer outputs than asked for are a warning: the texts are translated all the same.
-        beams = search.get("beam_size", self.options.get("beam_size", n))
-        if n and n > beams:
+        if n and n > (beams := search.get("beam_size") or self.options.get("beam_size", n)):
             warn_the_caller(f"n_best: expected at most beam_size={beams} outputs, got {n}")
         languages = {name: value for name, value in options.items() if name in LANGUAGES}
         for name, language in languages.items():

@@ -69,6 +69,9 @@ class SavedModel(Engine):
         BadInput: If the directory holds something else, or an option is out of range.
     """
 
+    parallel = "threads"
+    calls = 2  # A call has several threads.
+
     @checked
     def __init__(
         self,

@@ -3,6 +3,7 @@
 import functools
 import gzip
 import http.client
+import json
 import logging
 import os
 import re
@@ -32,7 +33,8 @@ from werkzeug.test import Client
 
 import tf_transformer as tt
 from tf_transformer.extensions.server import app as server
-from tf_transformer.extensions.server.model import TURN, Limits, ServedModel, Turns
+from tf_transformer.extensions.server.model import Limits, ServedModel
+from tf_transformer.inference.turns import TURN, Turns
 from trainers import serve as program
 
 
@@ -195,6 +197,8 @@ class Long(Slow):
     def _replies(self, texts, request):
         if "long" in str(texts):
             time.sleep(60)
+        if "while" in str(texts):
+            time.sleep(2)
         return super()._replies(texts, request)
 
 serve.engine = lambda *args, **options: Long()
@@ -207,14 +211,14 @@ def started(*options):
     env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, *options], env=env, **pipes)
-    first, second, third = (process.stdout.readline().strip() for _ in range(3))
-    assert third == "Ctrl-C stops it", process.stderr.read()
-    return process, first, int(re.fullmatch(r"listening on http://127\.0\.0\.1:(\d+)", second)[1])
+    first, engine, address, last = (process.stdout.readline().strip() for _ in range(4))
+    assert last == "Ctrl-C stops it", process.stderr.read()
+    assert engine == "engine Long, 1 worker, at most 2 sentences per batch"
+    return process, first, int(re.fullmatch(r"listening on http://127\.0\.0\.1:(\d+)", address)[1])
 
 
 @pytest.mark.program
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
-def test_it_ends_at_once_while_it_works(number, status):
+def test_ctrl_c_ends_it_while_it_works():
     process, first, port = started(
         "--char-limit", "97", "--verbose", "--source-language", "en", "--target-language", "de"
     )
@@ -228,13 +232,42 @@ def test_it_ends_at_once_while_it_works(number, status):
     busy.start()
     assert ask(port, "GET", "/health?api_key=secret")[0] == 200
     began = time.monotonic()
-    process.send_signal(number)
-    assert process.wait(9) == status and time.monotonic() < began + 2
+    process.send_signal(signal.SIGINT)
+    assert process.wait(9) == 0 and time.monotonic() < began + 2
     busy.join()
     printed = process.stderr.read()
     assert (
         re.search(r"^127\.0\.0\.1 GET /health 200 \d\.\d{3} s\n\Z", printed, re.MULTILINE) and "secret" not in printed
     )
+
+
+@pytest.mark.program
+def test_sigterm_answers_what_is_under_way():
+    process, _, port = started("--source-language", "en", "--target-language", "de")
+    replies = []
+    texts = ["while", "after it", "b"]  # The others wait for the first.
+    threads = [
+        threading.Thread(target=lambda text=text: replies.append(post(port, "/translate", {"q": text})))
+        for text in texts
+    ]
+    kept = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    kept.request("GET", "/health")
+    assert kept.getresponse().read()
+    for thread in threads:
+        thread.start()
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    kept.request("POST", "/translate", b'{"q": "late"}', {"Content-Type": "application/json"})
+    late = kept.getresponse()
+    assert late.status == 200 and late.getheader("Connection") == "close" and json.loads(late.read())
+    for thread in threads:
+        thread.join()
+    assert sorted(replies, key=str) == [
+        (200, {"translatedText": text.upper()}) for text in sorted(texts, key=str.upper)
+    ]
+    assert process.wait(9) == 143
+    assert "Traceback" not in process.stderr.read()
 
 
 def test_what_is_served_is_called_before():
@@ -288,11 +321,11 @@ def test_rows_that_run_in_parts_are_those_that_run_together(saved, monkeypatch):
     defaults = served.signatures["translate"].defaults
     options = {name: tf.constant(tf.make_ndarray(defaults[name])) for name in defaults}
     expected = served.engine.engine.loaded.signatures["translate"](**inputs, **options)
-    take = Turns.take
-    monkeypatch.setattr(Turns, "take", lambda self, work: turns.append(1) or take(self, work))
-    monkeypatch.setattr("tf_transformer.extensions.server.model.ROWS", 2)
+    submitted = Turns._submitted
+    monkeypatch.setattr(Turns, "_submitted", lambda self, part: turns.append(len(part.rows)) or submitted(self, part))
+    monkeypatch.setattr("tf_transformer.inference.turns.TURN", 40)  # bytes
     outputs = served.predict("translate", inputs)
-    assert len(turns) == 8
+    assert len(turns) > 3 and max(turns) > 3
     for name, value in outputs.items():
         if value.dtype == object:
             assert (value == expected[name].numpy()).all(), name

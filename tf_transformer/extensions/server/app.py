@@ -11,24 +11,26 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 from flask import Flask, Response, abort, g, request
 from waitress.channel import HTTPChannel
 from waitress.server import create_server
-from waitress.task import ErrorTask
+from waitress.task import ErrorTask, WSGITask
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter
 
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.server import libretranslate, predict
-from tf_transformer.extensions.server.model import Limits, Rates, ServedModel, client_left
+from tf_transformer.extensions.server.model import Limits, Rates, ServedModel
 from tf_transformer.inference.engine import Engine
+from tf_transformer.inference.turns import CallerLeft, caller_left
 
 LOG = logging.getLogger(__name__)
 LOCAL = re.compile(r"(?:localhost|127\.0\.0\.1|\[::1\])(?::\d+)?", re.IGNORECASE)
 THREADS, CONNECTIONS, SECONDS, HEADER = 64, 500, 60, 64 << 10
+GRACE = 30  # seconds that requests under way may take after SIGTERM. Docker and Kubernetes kill after 10 and 30
 DRAINED = 64 << 20  # bytes of a rejected request that are read, since most clients send all before they read
 CORS = {  # of LibreTranslate's API, for any page
     "Access-Control-Allow-Origin": "*",
@@ -36,6 +38,7 @@ CORS = {  # of LibreTranslate's API, for any page
     "Access-Control-Allow-Headers": "Authorization, Content-Type",
     "Access-Control-Max-Age": str(20 * 24 * 60 * 60),
 }
+LEFT = 499  # nginx's status for a client that has left, which only the log shows
 DEEP = "expected JSON of few lists within each other, got too many"
 
 
@@ -66,7 +69,7 @@ def app(
     @flask.before_request
     def begin() -> Response | None:
         g.began = time.perf_counter()
-        client_left.set(request.environ.get("waitress.client_disconnected") or (lambda: False))
+        caller_left.set(request.environ.get("waitress.client_disconnected") or (lambda: False))
         if (request.content_encoding or "identity").lower() != "identity":
             abort(415, f"expected a body without Content-Encoding, got {request.content_encoding[:99]!r}")
         if request.method == "POST":
@@ -121,6 +124,8 @@ def answer_to(error: Exception) -> Any:
     if isinstance(error, HTTPException):
         headers = {name: value for name, value in error.get_headers() if name in ("Allow", "Retry-After")}
         message, status = str(error.description), error.code or 500
+    elif isinstance(error, CallerLeft):
+        message, status = "the client has left", LEFT
     elif isinstance(error, BadInput | RecursionError):
         message = DEEP if isinstance(error, RecursionError) else str(error)
     else:
@@ -156,13 +161,22 @@ class JSONErrorTask(ErrorTask):
         self.write(body)
 
 
+class Task(WSGITask):
+    """A response. While the server ends, it closes its connection."""
+
+    def build_response_header(self) -> bytes:
+        if not self.channel.server.accepting:
+            self.set_close_on_finish()
+        return bytes(super().build_response_header())
+
+
 class Channel(HTTPChannel):
     """A connection. After an error, it reads the rest of the request before it closes.
 
     Otherwise the system resets the connection, and a client that is still sending does not see the response.
     """
 
-    error_task_class = JSONErrorTask
+    task_class, error_task_class = Task, JSONErrorTask
     rejected, lingers, read = False, False, 0
 
     def handle_close(self) -> None:
@@ -223,11 +237,23 @@ def http_server(application: Any, listening: socket.socket, limits: Limits) -> A
     return server
 
 
-def stop(number: int, _: Any) -> None:
-    """Ends this process on a signal, without waiting for threads, whose model's code cannot be interrupted."""
+def stop(server: Any, number: int) -> NoReturn:
+    """Ends this process on a signal. Except on Ctrl-C, it first answers what is under way, for `GRACE` seconds.
+
+    It does not wait for threads, whose model's code cannot be interrupted.
+    """
+    server.accepting, end = False, time.monotonic() + GRACE
+    while number != signal.SIGINT and is_busy(server) and time.monotonic() < end:
+        time.sleep(0.01)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if number == signal.SIGINT else 128 + number)
+
+
+def is_busy(server: Any) -> bool:
+    """Returns whether a request is being read or answered."""
+    channels = list(server.active_channels.values())
+    return any(channel.requests or channel.request or channel.total_outbufs_len for channel in channels)
 
 
 def address_of(listening: socket.socket) -> str:

@@ -13,9 +13,10 @@ from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.extensions import documents
 from tf_transformer.extensions.documents.document import FORMATS
 from tf_transformer.extensions.documents.marked import PLACEHOLDER, Marked, sentences_in
-from tf_transformer.extensions.server.model import InTurns, Limits, Rates, shown
+from tf_transformer.extensions.server.model import Limits, Rates, shown
 from tf_transformer.extensions.server.predict import parsed
 from tf_transformer.inference.engine import Engine
+from tf_transformer.inference.turns import InTurns
 from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.version import __version__
 

@@ -12,38 +12,40 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
-from tensorflow.core.protobuf import saved_model_pb2
 from werkzeug.exceptions import BadRequest, HTTPException, TooManyRequests
 
-from tf_transformer.inference.engine import Engine, Request, TranslationResult, batches, strings_in
+from tf_transformer.decoding.search_options import LANGUAGES
+from tf_transformer.inference.engine import Engine
 from tf_transformer.inference.loading import load
 from tf_transformer.inference.savedmodel import load_graph
-from tf_transformer.inference.words import Aligned
-from tf_transformer.utils.files import encoded, user_path
+from tf_transformer.inference.turns import InTurns, Turns, pooled
+from tf_transformer.utils.files import user_path
 from tf_transformer.utils.folders import EXPORTS, SAVED_MODEL, is_version, newest
+from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.reading import reading
-from tf_transformer.utils.values import BadInput, Count
+from tf_transformer.utils.type_names import Tensor
+from tf_transformer.utils.values import BadInput
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from tensorflow.core.protobuf import saved_model_pb2
+else:  # A LiteRT or an ONNX export is served without it.
+    tf = lazily("tensorflow", "a SavedModel")
+    saved_model_pb2 = lazily("tensorflow.core.protobuf.saved_model_pb2", "a SavedModel")
 
 DEFAULT_SIGNATURE = "serving_default"
-# Signatures of a translator of which a graph runs so many rows together.
-BY_ROW, ROWS = (DEFAULT_SIGNATURE, "translate", "translate_details", "complete", "score"), 32
-TURN = 4_096  # bytes of a turn: rows times the longest. Those of 32 sentences, since a long text takes as long as many
+# Signatures of a translator whose rows do not depend on each other.
+BY_ROW = (DEFAULT_SIGNATURE, "translate", "translate_details", "complete", "score")
 # TensorFlow's Python, unlike a server, adds these to the graph's error messages.
 AROUND = re.compile(r"^Graph execution error:.*<stack traces unavailable>\n| \[Op:\w+\]\s*$", re.DOTALL)
 MINUTE = 60.0  # seconds
 HTTP = {"INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429}
-T = TypeVar("T")
-# Whether the client of this thread's request has closed its connection.
-client_left: ContextVar[Callable[[], bool]] = ContextVar("client_left", default=lambda: False)
 
 
 class ServingError(HTTPException):
@@ -52,12 +54,6 @@ class ServingError(HTTPException):
     def __init__(self, status: str, message: str) -> None:
         super().__init__(message)
         self.status, self.code = status, HTTP.get(status, 500)
-
-
-class ClientLeft(HTTPException):
-    """The client of a request has closed its connection. The rest of its work is dropped."""
-
-    code, description = 499, "the client has left"  # nginx's status for it, which only the log shows
 
 
 @dataclass(frozen=True)
@@ -109,61 +105,6 @@ class Rates:
             self._counts[address] += count
 
 
-class Turns:
-    """Runs batches one by one, in the order in which threads asked, so that a long request does not hold the others."""
-
-    def __init__(self) -> None:
-        self._worker = ThreadPoolExecutor(1)
-
-    def take(self, work: Callable[[], T]) -> T:
-        """Returns the result of `work`. Raises `ClientLeft` if the client has left before its turn."""
-        left = client_left.get()
-
-        def turn() -> T:
-            if left():
-                raise ClientLeft
-            return work()
-
-        return self._worker.submit(turn).result()
-
-
-def turns(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Yields the indices of at most `most` texts, by size in bytes, that run together. See `TURN`."""
-    return batches(sizes, most, lambda rows, longest: max(rows, -(-rows * longest * most // TURN)))
-
-
-class InTurns(Engine):
-    """An engine that takes a turn for each batch. Documents are parsed outside of the turns."""
-
-    def __init__(self, engine: Engine, turns: Turns) -> None:
-        self.engine, self.turns = engine, turns
-        self.translates, self.aligns, self.batch_size = engine.translates, engine.aligns, engine.batch_size
-        self.call_options, self.max_values, self.languages = engine.call_options, engine.max_values, engine.languages
-
-    metadata = property(lambda self: self.engine.metadata)
-    options = property(lambda self: self.engine.options)
-
-    def request(self, n: Count | None, options: Mapping[str, Any]) -> Request:
-        return self.engine.request(n, options)
-
-    def replies(self, texts: Iterable[str | bytes], n: Count | None = None, **options: Any) -> list[TranslationResult]:
-        # Engine's would draw each request's progress on the server's terminal.
-        return self._in_batches(self._replies, list(strings_in(texts)), self.request(n, options))
-
-    def _in_batches(self, function: Any, texts: list[str | bytes], request: Request, *progress: Any) -> list[Any]:
-        """Like an engine's, in batches that are bounded in bytes as well."""
-        values = dict[int, Any]()
-        for rows in turns([len(encoded(text)) for text in texts], self.batch_size):
-            values.update(zip(rows, function([texts[i] for i in rows], request), strict=True))
-        return [values[i] for i in range(len(texts))]
-
-    def _replies(self, texts: list[str | bytes], request: Request) -> list[TranslationResult]:
-        return self.turns.take(lambda: list(self.engine._replies(texts, request)))
-
-    def _aligned(self, texts: list[str | bytes], request: Request) -> list[Aligned]:
-        return self.turns.take(lambda: list(self.engine._aligned(texts, request)))
-
-
 class ServedModel:
     """A model under a name, by default that of its directory.
 
@@ -171,14 +112,21 @@ class ServedModel:
         model: Path as in `tt.load`, or a translator. A SavedModel of another kind has only its signatures.
         name: Name in requests.
         opened: Function that opens a translator, such as `tt.load`.
+        workers: As in `pooled`. By default one, for a server with processes of its own.
 
     Attributes:
         engine: The translator, or `None`.
+        kind: Name of the translator's class, or "SavedModel".
+        turns: Turns of all requests.
         signatures: `SignatureDef`s by name, of a SavedModel.
     """
 
     def __init__(
-        self, model: str | os.PathLike[str] | Engine, name: str | None = None, opened: Callable[[Any], Engine] = load
+        self,
+        model: str | os.PathLike[str] | Engine,
+        name: str | None = None,
+        opened: Callable[[Any], Engine] = load,
+        workers: int | None = 1,
     ) -> None:
         path, where = None, Path("model" if isinstance(model, Engine) else os.fspath(model))
         if not isinstance(model, Engine) and "://" not in os.fspath(model):
@@ -188,14 +136,26 @@ class ServedModel:
         self.name = name or (where.parent if numbered else where).name or "model"
         self.version = int(where.name) if numbered else 1
         self.signatures = stored_signatures(path) if path and (path / SAVED_MODEL).is_file() else {}
-        self.engine, self._turns = None, Turns()
+        self.engine, self.kind, count = None, "SavedModel", workers or 1
         if not self.signatures or {"translate", "model_info"} <= self.signatures.keys():
             engine = model if isinstance(model, Engine) else opened(model)
             if not engine.translates:
                 raise BadInput("serve: expected a translator, got a parser. Export it, and serve its SavedModel.")
-            self.engine = InTurns(engine, self._turns)
+            self.kind, (pool, count) = type(engine).__name__, pooled(engine, workers)
+        self.turns = Turns(count)
+        # A long request leaves a worker to the others.
+        self.at_once = max(1, count - 1)
+        if not self.signatures or {"translate", "model_info"} <= self.signatures.keys():
+            self.engine = InTurns(pool, self.turns, self.at_once)
         if self.signatures:
             self._loaded: Any = engine.loaded if self.engine else load_graph(str(path))  # type: ignore[attr-defined]
+
+    def __str__(self) -> str:
+        counted = [(self.turns.workers, "worker")]
+        if self.engine:
+            counted.append((self.engine.batch_size, "sentence"))
+        workers, *batch = [f"{count} {name}{'s' * (count > 1)}" for count, name in counted]
+        return f"engine {self.kind}, {workers}" + "".join(f", at most {size} per batch" for size in batch)
 
     def warm_up(self) -> None:
         """Runs each signature, since its first call takes seconds."""
@@ -214,7 +174,7 @@ class ServedModel:
             request = f"Specific({shown(name)}, {shown(version)})" if version else f"Latest({shown(name)})"
             raise ServingError("NOT_FOUND", f"Servable not found for request: {request}")
 
-    def predict(self, signature_name: str, inputs: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
+    def predict(self, signature_name: str, inputs: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
         """Runs a signature, by default serving_default. Missing inputs take defaults."""
         name = signature_name or DEFAULT_SIGNATURE
         signature = self.signatures[name]
@@ -228,23 +188,29 @@ class ServedModel:
         except (TypeError, ValueError) as error:  # Python checks ranks and dtypes before the graph does
             raise ServingError("INVALID_ARGUMENT", str(error)) from error
 
-    def _run(self, name: str, inputs: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
-        """Runs a signature. Rows that do not depend on others take a turn for each `ROWS` of them, or `TURN` bytes."""
-        sizes = {len(value) if value.shape.rank == 1 else 0 for value in inputs.values()} - {1}
-        size = max(sizes, default=1) if self.engine and name in BY_ROW and len(sizes) == 1 else 1
-        graph = self._loaded.signatures[name]
-        texts = [value for value in inputs.values() if size > 1 and value.dtype == tf.string and len(value) == size]
-        lengths = tf.reduce_max([tf.strings.length(value) for value in texts], axis=0).numpy().tolist() if texts else []
-        parts = list(turns(lengths, ROWS))
-        if len(parts) < 2:
-            outputs = self._turns.take(functools.partial(graph, **inputs))
+    def _run(self, name: str, inputs: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        """Runs a signature. Rows that do not depend on others share turns, with those of other requests as well."""
+        graph, sizes = self._loaded.signatures[name], {tuple(value.shape) for value in inputs.values()} - {(1,)}
+        count = next(iter(sizes), (1,))
+        if not (self.engine and name in BY_ROW and len(sizes) < 2 and len(count) == 1 and count[0]):
+            outputs = self.turns.take(functools.partial(graph, **inputs))
             return {port: value.numpy() for port, value in sorted(outputs.items())}
-        taken = list[Mapping[str, tf.Tensor]]()
-        for rows in parts:
-            part = {port: value if len(value) == 1 else tf.gather(value, rows) for port, value in inputs.items()}
-            taken.append(self._turns.take(functools.partial(graph, **part)))
-        order = np.argsort(np.concatenate(parts))
-        return {port: np.concatenate([output[port] for output in taken])[order] for port in sorted(taken[0])}
+        columns = {port: np.broadcast_to(value.numpy(), count) for port, value in inputs.items()}
+        texts = [port for port, value in inputs.items() if value.dtype == tf.string and port not in LANGUAGES]
+        options = {tuple(row) for row in zip(*(columns[port] for port in columns if port not in texts), strict=True)}
+        # All rows of a turn have equal options, since the widest beam of a batch decides what it costs.
+        key = (name, *columns, *options) if len(options) < 2 else None
+        lengths = [max(map(len, row)) for row in zip(*(columns[port] for port in texts), strict=True)]
+
+        def run(rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
+            called = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
+            outputs = graph(**{port: tf.constant(called[port], inputs[port].dtype) for port in columns})
+            values = {port: value.numpy() for port, value in sorted(outputs.items())}
+            return [{port: value[i : i + 1] for port, value in values.items()} for i in range(len(rows))]
+
+        rows = list(zip(*columns.values(), strict=True))
+        values = self.turns.map(run, rows, lengths or [0] * len(rows), key=key, at_once=self.at_once)
+        return {port: np.concatenate([row[port] for row in values]) for port in values[0]}
 
 
 def stored_signatures(folder: Path) -> dict[str, Any]:
@@ -254,7 +220,7 @@ def stored_signatures(folder: Path) -> dict[str, Any]:
         return dict(saved_model_pb2.SavedModel.FromString(file.read_bytes()).meta_graphs[0].signature_def)
 
 
-def made_up(info: Any) -> tf.Tensor:
+def made_up(info: Any) -> Tensor:
     """Returns a value for an input: one row of "a" or 0."""
     shape = [max(dim.size, 1) for dim in info.tensor_shape.dim]
     dtype = tf.dtypes.as_dtype(info.dtype)

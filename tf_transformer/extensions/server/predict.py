@@ -7,18 +7,25 @@ is a one-line error here: what was expected, and what arrived.
 import base64
 import json
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 from flask import Blueprint, Response, abort, render_template, request
-from google.protobuf.json_format import MessageToDict
 
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.extensions import documents
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
 from tf_transformer.extensions.server.model import DEFAULT_SIGNATURE, Limits, ServedModel, shown
 from tf_transformer.inference.engine import Engine
+from tf_transformer.utils.lazy import lazily
+from tf_transformer.utils.type_names import Tensor
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from google.protobuf import json_format
+else:  # Only SavedModels take them.
+    tf = lazily("tensorflow", "a SavedModel")
+    json_format = lazily("google.protobuf.json_format", "a SavedModel")
 
 # The page contains its style and script, and connects only to this server.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
@@ -52,7 +59,9 @@ def routes(model: ServedModel, limits: Limits) -> Blueprint:
         """Returns the response of GetModelMetadata. Like the server, it omits the defaults of inputs."""
         model.find(name, **version)
         options = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
-        signatures = {name: MessageToDict(signature, **options) for name, signature in model.signatures.items()}
+        signatures = {
+            name: json_format.MessageToDict(signature, **options) for name, signature in model.signatures.items()
+        }
         for signature in signatures.values():
             signature.pop("defaults", None)
         spec = {"name": model.name, "signature_name": "", "version": str(model.version)}
@@ -99,7 +108,7 @@ def translated(engine: Engine, text: str, options: Mapping[str, Any]) -> dict[st
     return {"sources": sources, "translations": translations, "between": marked.between(spans, translations)}
 
 
-def read_request(model: ServedModel, content: Mapping[str, Any], limits: Limits) -> tuple[str, dict[str, tf.Tensor]]:
+def read_request(model: ServedModel, content: Mapping[str, Any], limits: Limits) -> tuple[str, dict[str, Tensor]]:
     """Converts JSON to a signature's name and tensors by name."""
     name = content.get("signature_name") or DEFAULT_SIGNATURE
     known = sorted(each for each, signature in model.signatures.items() if signature.inputs)  # not TensorFlow's own
@@ -137,7 +146,7 @@ def _named(label: str, value: Any, names: Collection[str]) -> dict[str, Any]:
     return named
 
 
-def _tensor(label: str, value: Any, dtype: tf.DType) -> tf.Tensor:
+def _tensor(label: str, value: Any, dtype: Any) -> Tensor:
     try:
         np.array(value, dtype.as_numpy_dtype)  # Unlike TensorFlow, it raises an error for numbers out of range.
         return tf.constant(_decoded(value), dtype)

@@ -34,6 +34,7 @@ class PortableEngine(Engine):
         FileNotFoundError: If a file is missing.
     """
 
+    calls = None
     package: ClassVar[tuple[str, str]]  # the runtime, and the extra that installs it
     translator: Any  # class of `litert_client`
 
@@ -80,6 +81,7 @@ class LiteRT(PortableEngine):
 
     package = "ai_edge_litert", "litert"
     translator = litert_client.LiteRTTranslator
+    parallel = "processes"  # The runtime holds Python's lock while it runs.
 
 
 class ONNX(PortableEngine):
@@ -87,6 +89,8 @@ class ONNX(PortableEngine):
 
     package = "onnxruntime", "onnx"
     translator = litert_client.ONNXTranslator
+    parallel = "threads"
+    joins = False  # A batch takes almost as long as its texts one by one, and all wait for its longest output.
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
