@@ -397,3 +397,28 @@ def test_a_model_that_loads_is_503():
         )
     loading.app = served
     assert client.get("/health").get_json() == {"status": "ok"}
+
+
+def test_metrics_count_requests_and_turns(monkeypatch):
+    parser = pytest.importorskip("prometheus_client.parser")
+    engine = Slow()
+    engine.seconds = 0
+    client = server.app(engine, PAIR).test_client()
+    for body in ({"q": "a"}, {"q": ["b", "c", "d"]}, {"q": 7}):
+        client.post("/translate", json=body)
+    client.get("/a/made/up/path")
+    response = client.get("/metrics")
+    assert response.content_type.startswith("text/plain; version=")
+    families = parser.text_string_to_metric_families(response.get_data(as_text=True))
+    samples = {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+    counts = {
+        tuple(labels): count for (name, *labels), count in samples.items() if name == "tf_transformer_requests_total"
+    }
+    assert counts == {("/translate", "200"): 2, ("/translate", "400"): 1, ("other", "404"): 1}
+    assert samples[("tf_transformer_batch_sentences_sum",)] == 4
+    assert samples[("tf_transformer_batch_sentences_count",)] == len(engine.batches) == 3
+    assert samples[("tf_transformer_queue_batches",)] == 0 and samples[("tf_transformer_workers",)] == 1
+    assert samples[("tf_transformer_request_seconds_count", "/translate")] == 3
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    without = server.app(Words(), PAIR).test_client().get("/metrics")
+    assert without.status_code == 404 and 'pip install "tf-transformer[serve]"' in without.get_json()["error"]

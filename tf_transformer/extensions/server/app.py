@@ -23,6 +23,7 @@ from werkzeug.routing import BaseConverter
 
 from tf_transformer.config import BadInput
 from tf_transformer.extensions.server import libretranslate, predict
+from tf_transformer.extensions.server.metrics import add_metrics
 from tf_transformer.extensions.server.model import Limits, Rates, ServedModel
 from tf_transformer.inference.engine import Engine
 from tf_transformer.inference.turns import CallerLeft, caller_left
@@ -82,12 +83,14 @@ def app(
             response.headers.update(CORS)
         path, seconds = quote(request.path[:200], safe="/:"), time.perf_counter() - g.began
         LOG.info("%s %s %s %s %.3f s", request.remote_addr, request.method, path, response.status_code, seconds)
+        counted(response, seconds)
         return response
 
     def check_host() -> None:
         if local and not LOCAL.fullmatch(request.host):
             abort(400, f"Host {request.host[:99]!r} is not trusted; expected localhost, 127.0.0.1 or [::1]")
 
+    counted = add_metrics(flask, served.turns)
     flask.add_url_rule("/health", "health", lambda: {"status": "ok"})
     flask.register_error_handler(Exception, answer_to)
     served_api = predict.routes(served, limits)
