@@ -27,7 +27,7 @@ __all__ = list(_HOMES)
 registry.core |= {
     "engines": {
         "savedmodel": "tf_transformer.inference.loading:SAVED_MODEL",
-        "run": "tf_transformer.training.tasks:RUN",
+        "run": "tf_transformer.training.opening:RUN",
     },
     "formats": {"savedmodel": "tf_transformer.serving.formats:SAVED_MODEL"},
     "families": {"transformer": "tf_transformer.models.families:PAPER"},

@@ -1,6 +1,5 @@
 """Tasks of a run: how texts are read, decoded and scored, and how `tt.load` opens a run."""
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +12,12 @@ from tf_transformer.data.sources import Texts
 from tf_transformer.evaluation import bleu
 from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.inference.engine import Engine
-from tf_transformer.inference.loading import Opener
 from tf_transformer.inference.translator import Translator
 from tf_transformer.models.families import (
     Rebuilt,
     build_model,
     config_of,
     ensemble_of,
-    family_of_folder,
     load_tokenizer,
 )
 from tf_transformer.models.transformer import Transformer
@@ -29,9 +26,7 @@ from tf_transformer.training.callbacks import Translate
 from tf_transformer.training.losses import average_weights
 from tf_transformer.training.recipe import Recipe
 from tf_transformer.training.run import Run
-from tf_transformer.utils.files import user_path
-from tf_transformer.utils.folders import CTRANSLATE2, LITERT, ONNX, newest
-from tf_transformer.utils.reading import check_h5, made_of, read_json, reading
+from tf_transformer.utils.reading import check_h5, made_of, reading
 from tf_transformer.utils.values import BadInput, Count, checked
 
 
@@ -72,17 +67,6 @@ def task_of(kind: str) -> Task:
     return registry.find("tasks", kind)
 
 
-def is_run(path: str) -> bool:
-    """Returns whether a directory holds a run, rather than an export or a pretrained checkpoint."""
-    folder = user_path(path)
-    if not (folder / "config.json").is_file() or newest(folder, LITERT, ONNX, CTRANSLATE2):
-        return False
-    with contextlib.suppress(BadInput):  # A damaged file is a run's, too.
-        if "recipe" in read_json(folder / "config.json"):
-            return True
-    return family_of_folder(folder) is None
-
-
 @checked
 def from_runs(folders: list[str | Path], average_last: Count | None = None, step: Count | None = None) -> Rebuilt:
     """Loads the average of a run's checkpoints, or that of a step, in float32. Several runs form an `Ensemble`.
@@ -119,6 +103,3 @@ def open_runs(folders: list[str], **options: Any) -> Engine:
     """Returns the engine of a run's task. Several runs form an `Ensemble`."""
     task = task_of(Run(folders[0]).settings()["kind"])
     return task.engine(Translator.from_pretrained(folders, **{**task.run_options, **options}))
-
-
-RUN = Opener("a run", is_run, open_runs, from_runs, frozenset({"average_last", "step"}), several=True, trains=True)
