@@ -82,4 +82,4 @@ assert seen["CompiledModel"] > 0.9, "CompiledModel lets other threads run now"
 assert seen["Interpreter"] < 0.7, "Interpreter holds the lock now"
 END
 TF_CPP_MIN_LOG_LEVEL=3 CUDA_VISIBLE_DEVICES=-1 "$environment/bin/python" write.py 2> /dev/null
-"$environment/bin/python" run.py
+"$environment/bin/python" run.py 2> log || { tail -3 log; exit 1; }
