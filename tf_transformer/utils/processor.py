@@ -4,9 +4,14 @@ import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from tf_transformer.utils.lazy import lazily
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazily("numpy", "a product of integers")  # programs show their help without it
 
 MAX_INT8_PAIR = "max_int8_pair"  # entry of an export's metadata
 # The largest sum of two weights for which oneDNN and onnxruntime are exact on every processor. On x86-64 without VNNI,
@@ -39,7 +44,7 @@ def saturates(metadata: Mapping[str, Any], onednn: bool = False) -> bool:
     return is_wide and (is_limited or lacks_vnni())
 
 
-def pair_sums(matrix: np.ndarray, axis: int) -> np.ndarray:
+def pair_sums(matrix: "np.ndarray", axis: int) -> "np.ndarray":
     """Returns the magnitudes of sums of two weights that meet in 16 bits along `axis`: [pairs, channels].
 
     Only weights of one sign are added, since inputs are not negative.
