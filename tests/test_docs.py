@@ -168,8 +168,8 @@ SEPARATE = {  # independent pages: quicker code, and a check of the names that t
     "guides/other-backends": ({}, lambda names: isinstance(names["translator"], tt.Translator)),
     "tutorials/parsing": (
         {
-            'tt.PRESETS["parsing_small"]': "tt.TransformerConfig(1, 32, 64, 2, vocab_size=300)",
-            'tt.RECIPES["parsing_small"]': "tt.Recipe(steps=20, batch_tokens=512, warmup_steps=40)",
+            'tt.parsing.PRESETS["parsing_small"]': "tt.TransformerConfig(1, 32, 64, 2, vocab_size=300)",
+            'tt.parsing.RECIPES["parsing_small"]': "tt.Recipe(steps=20, batch_tokens=512, warmup_steps=40)",
             'parser.save("savedmodels/parser/1")': "parser.export()",  # test_parsing.py saves one
         },
         lambda names: names["tree"].leaves() == ["The", "cat", "slept", "."] and Path("tree.svg").exists(),

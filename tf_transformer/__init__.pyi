@@ -16,6 +16,7 @@ from tf_transformer.evaluation import visualize as visualize
 from tf_transformer.evaluation.bleu import Metric as Metric
 from tf_transformer.extensions import beam as beam
 from tf_transformer.extensions import documents as documents
+from tf_transformer.extensions import parsing as parsing
 from tf_transformer.extensions import recipes as recipes
 from tf_transformer.extensions import sources as sources
 from tf_transformer.extensions.adapters.lora import enable_lora as enable_lora

@@ -154,8 +154,4 @@ PRESETS: dict[str, TransformerConfig] = {
     "tiny": TransformerConfig(2, 128, 512, 4, vocab_size=1_000),
     "small": TransformerConfig(3, 256, 512, 4, dropout=0.3, vocab_size=8_000),
     "multi30k": TransformerConfig(4, 128, 256, 4, dropout=0.3, vocab_size=10_000),
-    # Section 6.3, and a model for treebanks of ten or twenty thousand trees on one machine.
-    "parsing_wsj": _row(BIG, num_layers=4, attention_dropout=0.1, vocab_size=16_000),
-    "parsing_semi": _row(BIG, num_layers=4, attention_dropout=0.1, vocab_size=32_000),
-    "parsing_small": TransformerConfig(2, 128, 512, 4, vocab_size=2_000),
 }

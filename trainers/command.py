@@ -17,7 +17,7 @@ from typing import Any, NoReturn, get_args
 
 import tf_transformer as tt
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
-from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, SearchOptions
+from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, SearchOptions, options_of
 from tf_transformer.inference.engine import Engine, TranslationResult, warn_of_truncated
 from tf_transformer.training.recipe import RECIPES, Recipe
 from tf_transformer.utils.files import lines_of, user_path
@@ -193,7 +193,7 @@ def add_vocabulary_kind(add: Callable[..., Any]) -> None:
 def add_search_options(parser: argparse.ArgumentParser, more: Sequence[str] = (), without: Sequence[str] = ()) -> None:
     """Adds the options of a `Translator`, and `more` of a search."""
     add = parser.add_argument_group("search").add_argument
-    names = [name for name, option in SEARCH_OPTIONS.items() if option.translator or name in more]
+    names = [name for name, option in SEARCH_OPTIONS.items() if "translator" in option.where or name in more]
     add_fields(add, SearchOptions, [name for name in names if name not in without], [SearchOptions()])
 
 
@@ -218,7 +218,7 @@ def add_languages(add: Callable[..., Any]) -> None:
 
 def of_calls(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options that a call may have."""
-    return chosen(options, (*LANGUAGES, *(name for name, option in SEARCH_OPTIONS.items() if option.request)))
+    return chosen(options, (*LANGUAGES, *options_of("request")))
 
 
 def chosen(options: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def engine(model: str | Path, options: dict[str, Any], **more: Any) -> Engine:
         load_tensorflow()
     elif not needs_no_tensorflow(model):  # LiteRT and ONNX need neither TensorFlow nor Keras
         load_backend()
-    fixed = [name for name, option in SEARCH_OPTIONS.items() if not option.request and name != "n_best"]
+    fixed = [name for name, option in SEARCH_OPTIONS.items() if "request" not in option.where and name != "n_best"]
     opened = tt.load(model, **more, **chosen(options, fixed))
     if opened.languages:
         source, target = (options.get(name) or opened.metadata.get(name) for name in LANGUAGES)

@@ -18,7 +18,7 @@ import numpy as np
 import tf_transformer as tt
 from tf_transformer import PRESETS, RECIPES, BadInput, Recipe, ToyCorpus, Trainer, TransformerConfig, Translator
 from tf_transformer.data.sources import Texts
-from tf_transformer.decoding.search_options import LANGUAGES, MOST_BEAMS, SEARCH_OPTIONS, of_request
+from tf_transformer.decoding.search_options import LANGUAGES, MOST_BEAMS, of_request, options_of
 from tf_transformer.inference.translator import trained
 from tf_transformer.serving import formats
 from tf_transformer.tokenizers.tokenizer import FIRST_ID
@@ -42,8 +42,16 @@ MEASURED_TOKENS = 2_048  # per batch, at most: a step of `base` takes three seco
 def plan_of(options: dict[str, Any], kind: Literal["translation", "parsing"]) -> tuple[TransformerConfig, Recipe]:
     """Returns configuration and recipe of a preset, or of a translator to start from, changed by the options."""
     start = options.get("start")
-    recipe = changed(RECIPES["finetune"] if start else recipe_of(options["preset"], kind), options)
-    config = start.model.config if start else PRESETS[options["preset"]]
+    if start:
+        config, recipe = start.model.config, RECIPES["finetune"]
+    elif kind == "parsing":
+        from tf_transformer.extensions.parsing.presets import plan_of as plan_of_parser
+
+        config, recipe = plan_of_parser(options["preset"])
+    else:
+        recipe = recipe_of(options["preset"])
+        config = PRESETS[options["preset"]]
+    recipe = changed(recipe, options)
     return dataclasses.replace(config, **chosen(options, CONFIG_OPTIONS)), recipe
 
 
@@ -186,7 +194,7 @@ def record(run: Run, metrics: dict[str, Any], parameters: Any) -> None:
 
 def search_of(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the search options, checked against their ranges."""
-    search = chosen(options, [name for name, option in SEARCH_OPTIONS.items() if option.translator])
+    search = chosen(options, [*options_of("translator")])
     return of_request(search, {"beam_size": MOST_BEAMS})
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from examples.table3 import table as table3
-from tf_transformer.config import PRESETS, TransformerConfig
+from tf_transformer.config import TransformerConfig
+from tf_transformer.extensions import parsing
 
 Line = dict[str, Any]  # one of results.jsonl
 Groups = dict[str, list["Trial"]]  # trials that differ by seed, by name
@@ -50,7 +51,7 @@ class Trial:
 
     @property
     def configuration(self) -> TransformerConfig:
-        base = PRESETS["parsing_small"] if self.trees else table3.scaled("base", "multi30k")
+        base = parsing.PRESETS["parsing_small"] if self.trees else table3.scaled("base", "multi30k")
         return dataclasses.replace(base, **self.config)
 
     def line(self, lines: Iterable[Line]) -> Line | None:

@@ -48,7 +48,7 @@ def test_the_contracts_tables_are_this_one():
         assert table.splitlines() == [
             f"| `{option.name}` | {option.dtype} | {option.default} | {option.range()} | {option.doc} |"
             for option in SEARCH_OPTIONS.values()
-            if option.request == request
+            if ("request" in option.where) == request
         ]
 
 
@@ -63,6 +63,8 @@ def test_defaults_are_valid_in_a_request():
 
 def test_a_search_takes_options_of_translators_and_requests():
     """All of them are per row."""
-    by_row = [name for name, option in SEARCH_OPTIONS.items() if option.translator and option.request]
+    by_row = [
+        name for name, option in SEARCH_OPTIONS.items() if "translator" in option.where and "request" in option.where
+    ]
     assert list(OPTIONS) == [*by_row, "patience"]
     assert set(RULES) < set(OPTIONS)

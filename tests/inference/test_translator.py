@@ -190,7 +190,9 @@ def test_no_warning_of_functions_that_are_traced_once_each(translator, monkeypat
 
 def test_no_option_is_lost_or_unknown(translator):
     """Every option of the table that a `Translator` takes is an attribute, and goes along with a copy."""
-    options = {name: np.int64(option.lowest + 2) for name, option in SEARCH_OPTIONS.items() if option.translator}
+    options = {
+        name: np.int64(option.lowest + 2) for name, option in SEARCH_OPTIONS.items() if "translator" in option.where
+    }
     first = tt.Translator(translator.model, translator.tokenizer, batch_size=17, **options)
     copy = first.astype("bfloat16")
     assert first.options == copy.options == options and copy.batch_size == 17

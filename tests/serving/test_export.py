@@ -15,14 +15,14 @@ from conftest import TEXTS, random_model
 from served import Served, merge
 
 import tf_transformer as tt
-from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.decoding.search_options import options_of
 from tf_transformer.serving.contract import CONTRACT, Export
 from tf_transformer.serving.formats import formats
 from tf_transformer.tokenizers.tokenizer import EOS_ID
 
 TRANSLATIONS = {"translations", "scores", "log_probs", "lengths", "finished", "source_length", "truncated"}
 DETAILS = {"tokens", "alignments", "token_scores", "source_tokens"}
-REQUEST = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
+REQUEST = options_of("request")
 # Clients rely on these. Increment the number of the contract when you change an input or output.
 SIGNATURES = {  # name → inputs, outputs
     "serving_default": ({"text"}, {"translation", "score", "truncated"}),

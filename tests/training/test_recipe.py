@@ -31,10 +31,25 @@ def test_the_last_checkpoint_is_at_the_end(steps, every, interval):
 
 def test_recipes_of_presets():
     assert set(RECIPES) - {"finetune"} <= set(tt.PRESETS)
-    assert recipe_of("A_h4", "translation") == RECIPES["base"]
-    assert recipe_of("tiny", "parsing") == dataclasses.replace(RECIPES["parsing_wsj"], steps=800)
+    assert recipe_of("A_h4") == RECIPES["base"]
     assert RECIPES["base"].steps == 100_000 and RECIPES["big"].steps == 300_000  # section 5.2
-    with pytest.raises(tt.BadInput, match=r"preset: expected one of base, .* for translation; got 'parsing_small'"):
-        recipe_of("parsing_small", "translation")
-    with pytest.raises(tt.BadInput, match=r"preset: expected one of base, .*parsing_semi.* for parsing; got 'huge'"):
-        recipe_of("huge", "parsing")
+    with pytest.raises(tt.BadInput, match=r"^preset: expected one of base, .*; got 'parsing_small'$"):
+        recipe_of("parsing_small")
+
+
+@pytest.mark.extensions
+def test_presets_of_parsers():
+    """Section 6.3: "4-layer transformer with d_model = 1024", of 16,000 and 32,000 tokens."""
+    from tf_transformer.extensions.parsing.presets import PRESETS as OF_PARSERS
+    from tf_transformer.extensions.parsing.presets import RECIPES as RECIPES_OF_PARSERS
+    from tf_transformer.extensions.parsing.presets import plan_of
+
+    assert OF_PARSERS.keys() == RECIPES_OF_PARSERS.keys() and not OF_PARSERS.keys() & tt.PRESETS.keys()
+    for name, size in {"parsing_wsj": 16_000, "parsing_semi": 32_000}.items():
+        config, recipe = plan_of(name)
+        assert (config.num_layers, config.d_model, config.vocab_size) == (4, 1024, size)
+        assert recipe == RECIPES_OF_PARSERS[name]
+    recipe = dataclasses.replace(RECIPES_OF_PARSERS["parsing_wsj"], steps=800)
+    assert plan_of("tiny") == (tt.PRESETS["tiny"], recipe)
+    with pytest.raises(tt.BadInput, match=r"^preset: expected one of parsing_wsj, .*; got 'huge'$"):
+        plan_of("huge")

@@ -158,7 +158,7 @@ class Corpus:
 
     @property
     def kind(self) -> str:
-        """Task that the corpus trains, "translation" or "parsing"."""
+        """Name of the task that the corpus trains, such as "translation"."""
         return self.train.kind
 
     def describe(self) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Source(abc.ABC):
     It must pickle, and every worker must be able to read its files.
 
     Attributes:
-        kind: Task that it trains, "translation" or "parsing".
+        kind: Name of the task that it trains, such as "translation".
         max_length: Maximum tokens per side, EOS included. Longer pairs are skipped, unless the corpus has a length.
         skip_bad_lines: Whether to skip pairs with a side that is empty, not UTF-8, or longer than 16,384 bytes.
             Otherwise such a pair is an error.

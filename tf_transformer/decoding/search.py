@@ -25,7 +25,7 @@ from tf_transformer.decoding.beams import (
     results_of,
 )
 from tf_transformer.decoding.primitives import NEG_INF, AnyTensor, size
-from tf_transformer.decoding.search_options import SEARCH_OPTIONS, Beams
+from tf_transformer.decoding.search_options import SEARCH_OPTIONS, Beams, options_of
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import Count, checked
@@ -73,7 +73,7 @@ class SearchProblem(NamedTuple):
     end_id: int  # EOS
 
 
-OPTIONS = tuple(name for name, option in SEARCH_OPTIONS.items() if option.search)
+OPTIONS = tuple(options_of("search"))
 
 
 @checked

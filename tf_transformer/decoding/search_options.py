@@ -1,9 +1,9 @@
 """Options of a call, in one table for Python, SavedModels and programs. It loads neither Keras nor TensorFlow."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tf_transformer.utils.values import BadInput, between, check_fields, convert, documentation, span
 
@@ -14,8 +14,11 @@ Beams = Annotated[int, between(1, MOST_BEAMS)]
 Length = Annotated[int, between(1, LONGEST)]
 
 
-def _option(default: float, lowest: float, highest: float = math.inf, **more: bool) -> Any:
-    return field(default=default, metadata={"lowest": lowest, "highest": highest, **more})
+EVERYWHERE = frozenset({"translator", "request", "search"})
+
+
+def _option(default: float, lowest: float, highest: float = math.inf, *, where: Set[str] = EVERYWHERE) -> Any:
+    return field(default=default, metadata={"lowest": lowest, "highest": highest, "where": where})
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,13 @@ class SearchOptions:
     # "We used beam search with a beam size of 4 and length penalty alpha = 0.6" (section 6.1).
     beam_size: Annotated[int, span(1, MOST_BEAMS)] = _option(4, 1, 16)
     length_penalty: Annotated[float, span(0, 10)] = _option(0.6, 0, 5)
-    min_length: Annotated[int, span(0, most=2**30)] = _option(0, 0, 256, parser=False)
-    no_repeat_ngram_size: Annotated[int, span(0, most=2**30)] = _option(0, 0, 16, parser=False)
-    max_length: Annotated[int, span(1, LONGEST)] = _option(256, 1, 256, translator=False, search=False)
-    patience: Annotated[float, span(0)] = _option(2.0, 0, request=False)
-    n_best: Annotated[int, span(1, MOST_BEAMS)] = _option(4, 1, 16, translator=False, request=False, search=False)
-    extra_length: Annotated[int, span(1, most=LONGEST)] = _option(50, 1, request=False, search=False)
-    max_source_length: Annotated[int, span(1, most=2**30)] = _option(256, 1, request=False, search=False)
+    min_length: Annotated[int, span(0, most=2**30)] = _option(0, 0, 256)
+    no_repeat_ngram_size: Annotated[int, span(0, most=2**30)] = _option(0, 0, 16)
+    max_length: Annotated[int, span(1, LONGEST)] = _option(256, 1, 256, where={"request"})
+    patience: Annotated[float, span(0)] = _option(2.0, 0, where={"translator", "search"})
+    n_best: Annotated[int, span(1, MOST_BEAMS)] = _option(4, 1, 16, where=set())
+    extra_length: Annotated[int, span(1, most=LONGEST)] = _option(50, 1, where={"translator"})
+    max_source_length: Annotated[int, span(1, most=2**30)] = _option(256, 1, where={"translator"})
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -62,10 +65,8 @@ class SearchOption:
         doc: One-line description.
         lowest: Lowest value.
         highest: Highest value in a request or a program. An export may set another.
-        translator: Whether `Translator` takes it and has it as an attribute.
-        request: Whether a request may set it, for all rows or for each. Otherwise the export fixes it.
-        parser: Whether a `Parser` takes it, whose outputs a grammar restricts.
-        search: Whether `beam_search` takes it, for all rows or for each.
+        where: Who takes it. A "translator" also has it as an attribute. A "request" may set it, for all rows or for
+            each, and otherwise the export fixes it. A "search" is `beam_search`, for all rows or for each.
     """
 
     name: str
@@ -73,10 +74,7 @@ class SearchOption:
     doc: str
     lowest: Any
     highest: Any
-    translator: bool = True
-    request: bool = True
-    parser: bool = True
-    search: bool = True
+    where: Set[str] = EVERYWHERE
 
     @property
     def dtype(self) -> str:
@@ -100,6 +98,11 @@ SEARCH_OPTIONS = {
 }
 
 
+def options_of(taker: Literal["translator", "request", "search"]) -> dict[str, SearchOption]:
+    """Returns the options that a translator, a request or a search takes, by name."""
+    return {name: option for name, option in SEARCH_OPTIONS.items() if taker in option.where}
+
+
 def of_request(values: Mapping[str, Any], highest: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Converts options to Python numbers in the ranges of a request, or up to the `highest` values by name."""
     converted = dict[str, Any]()
@@ -114,7 +117,7 @@ def of_request(values: Mapping[str, Any], highest: Mapping[str, float] | None = 
 
 def translator_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a translator's options as Python numbers, with defaults for missing ones."""
-    names = [name for name, option in SEARCH_OPTIONS.items() if option.translator]
+    names = [*options_of("translator")]
     if unknown := [name for name in options if name not in names]:
         raise TypeError(f"options of a Translator: expected {', '.join(names)}; got {', '.join(unknown)}")
     values = SearchOptions(**options)

@@ -1,4 +1,4 @@
-"""`Engine`, the base class of `Translator`, `SavedModel`, `LiteRT`, `ONNX` and `Parser`.
+"""`Engine`, the base class of all that returns texts for texts, such as `Translator` and `SavedModel`.
 
 It has what they share: replies, batches of similar length, options of a call, and the warning about long texts. It
 loads neither Keras nor TensorFlow.
@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
-from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, check_language, of_request
+from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, check_language, of_request, options_of
 from tf_transformer.inference.words import Aligned
 from tf_transformer.utils.files import encoded, one_line
 from tf_transformer.utils.processor import saturates
@@ -21,13 +21,13 @@ from tf_transformer.utils.values import BadInput, Count, checked, shown
 
 # Most batches of a stream that are sorted by length together, or most texts if these are more.
 BATCHES, WINDOW = 32, 1_024
-REQUEST_OPTIONS = tuple(name for name, option in SEARCH_OPTIONS.items() if option.request)
+REQUEST_OPTIONS = tuple(options_of("request"))
 UNUSED = -1e9  # score of an unused output slot in a graph
 T = TypeVar("T")
 
 
 class Hypothesis(NamedTuple):
-    """One of the n best outputs for a text: a translation, or a parser's tree.
+    """One of the n best outputs for a text.
 
     The last three are `None` if only the best text was requested and the engine's graph returns no more.
     """
@@ -44,7 +44,7 @@ class TranslationResult(NamedTuple):
 
     source: str | bytes  # the text as it was passed
     hypotheses: tuple[Hypothesis, ...]  # best first, at least one. An empty text has one without text
-    length: int | None  # source tokens before truncation, `None` from a parser
+    length: int | None  # source tokens before truncation, `None` if they are not counted
     truncated: bool  # whether the source has more tokens than the model reads
 
     @property
@@ -102,7 +102,7 @@ class Engine(ABC):
         max_values: Highest value of an option of a call, and of "n_best", by name.
         languages: Languages of a multilingual model, otherwise ().
         batch_size: Texts per batch. They are sorted by length first.
-        translates: Whether it translates, unlike a parser.
+        translates: Whether its outputs are translations, and not a parser's trees.
         aligns: Whether it has `aligned`.
         parallel: How several calls run at the same time: on "threads", in "processes", or `None`, one after the other.
         joins: Whether a batch takes less time than its texts one by one, so that callers share batches.

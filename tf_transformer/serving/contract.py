@@ -14,7 +14,15 @@ import tensorflow as tf
 
 from tf_transformer.decoding.beams import penalty
 from tf_transformer.decoding.primitives import require_tensorflow
-from tf_transformer.decoding.search_options import LANGUAGES, LONGEST, SEARCH_OPTIONS, Beams, Length, of_request
+from tf_transformer.decoding.search_options import (
+    LANGUAGES,
+    LONGEST,
+    SEARCH_OPTIONS,
+    Beams,
+    Length,
+    of_request,
+    options_of,
+)
 from tf_transformer.decoding.text_model import TextModel
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.families import stored_family
@@ -196,7 +204,7 @@ class _Graph:
         # Fixed by the export, since outputs of one server's batch must have one shape.
         self.n_best, self.max_length = values["n_best"], values["max_length"]
         self.highest = highest
-        self.options = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
+        self.options = options_of("request")
         self.defaults = {name: tf.constant([values[name]], option.dtype) for name, option in self.options.items()}
         several = translator.tokenizer.languages
         self.languages = {name: tf.constant([code]) for name, code in languages.items() if several}

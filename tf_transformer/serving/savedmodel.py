@@ -129,7 +129,7 @@ def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
     expected, models = "an export that this version can read", list[Transformer]()
     with reading(path, expected):
         check_kinds(stored, dict.fromkeys(LIMITS, int))
-        names = [name for name, option in SEARCH_OPTIONS.items() if option.translator and name in stored]
+        names = [name for name, option in SEARCH_OPTIONS.items() if "translator" in option.where and name in stored]
         options = {name: SEARCH_OPTIONS[name].cast(stored[name]) for name in names}
         check_kinds(stored, {"config": dict, "family": str, "dtype": str})
         config = config_of(stored["config"], stored.get("family"))

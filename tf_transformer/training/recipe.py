@@ -123,29 +123,19 @@ RECIPES = {
     # Ten minutes between checkpoints, as the paper has them on 8 P100.
     "base": Recipe(steps=PAPER_STEPS, eval_every=1_500),
     "big": Recipe(steps=300_000, eval_every=600),
-    "parsing_small": Recipe(
-        steps=14_000, batch_tokens=2_048, warmup_steps=600, learning_rate_factor=1.5, eval_every=1_000
-    ),
-    "parsing_wsj": Recipe(steps=300_000, eval_every=1_000),
-    "parsing_semi": Recipe(steps=300_000, eval_every=1_000),
 }
 
 
 @checked
-def recipe_of(preset: str, kind: Literal["translation", "parsing"]) -> Recipe:
-    """Returns the recipe of a preset, to translate or to parse. Rows of Table 3 are trained like `base`.
+def recipe_of(preset: str) -> Recipe:
+    """Returns the recipe of a preset. Rows of Table 3 are trained like `base`.
 
     Args:
         preset: Name in `PRESETS`.
-        kind: "translation" or "parsing".
 
     Raises:
-        BadInput: If the preset does not exist, or is for parsing instead of translation.
+        BadInput: If the preset does not exist.
     """
-    names = [name for name in PRESETS if kind == "parsing" or not name.startswith("parsing")]
-    if preset not in names:
-        raise BadInput(f"preset: expected one of {', '.join(names)} for {kind}; got {preset!r}")
-    recipe = RECIPES.get(preset, RECIPES["base"])
-    if kind == "parsing" and not preset.startswith("parsing"):
-        return dataclasses.replace(RECIPES["parsing_wsj"], steps=recipe.steps)
-    return recipe
+    if preset not in PRESETS:
+        raise BadInput(f"preset: expected one of {', '.join(PRESETS)}; got {preset!r}")
+    return RECIPES.get(preset, RECIPES["base"])

@@ -31,12 +31,12 @@ beam = pytest.importorskip("apache_beam")
 from apache_beam.options.pipeline_options import PipelineOptions  # noqa: E402
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner  # noqa: E402
 
-from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS  # noqa: E402
+from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, options_of  # noqa: E402
 from tf_transformer.extensions.beam import shards, translation  # noqa: E402
 from tf_transformer.extensions.beam.translation import Model  # noqa: E402
 from trainers import pipelines, translate  # noqa: E402
 
-REQUEST = [name for name, option in SEARCH_OPTIONS.items() if option.request]
+REQUEST = [*options_of("request")]
 LINES = [line.encode() if isinstance(line, str) else line for line in [*TEXTS, "The old woman opens the red door."]]
 
 

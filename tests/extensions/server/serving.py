@@ -10,11 +10,11 @@ import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 from test_documents import Words
 
-from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.decoding.search_options import options_of
 from tf_transformer.extensions.server import app as server
 from tf_transformer.extensions.server.model import Limits, ServedModel
 
-REQUEST = {name: option for name, option in SEARCH_OPTIONS.items() if option.request}
+REQUEST = options_of("request")
 OPTIONS = {name: option.default for name, option in REQUEST.items()} | {"beam_size": 3, "max_length": 9}
 PAIR = {"source_language": "en", "target_language": "de"}
 

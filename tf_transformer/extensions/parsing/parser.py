@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 tf = lazily("tensorflow", "a SavedModel")
 
+# Options of a search that a parser refuses, since the words determine the tree's length.
+UNREAD = ("min_length", "no_repeat_ngram_size")
 EXTRA_LENGTH = 300  # maximum number of tokens beyond the source's length (section 6.3)
 RUN_OPTIONS = {"length_penalty": 0.3, "extra_length": EXTRA_LENGTH, "patience": math.inf}  # infinite: exact search
 
@@ -62,7 +64,7 @@ class Parser(Immutable, Engine):
     @checked
     def __init__(self, translator: Translator) -> None:
         for name, option in SEARCH_OPTIONS.items():
-            if not option.parser and translator.options.get(name, option.default) != option.default:
+            if name in UNREAD and translator.options.get(name, option.default) != option.default:
                 value = translator.options[name]
                 raise BadInput(f"{name}: expected {option.default}, since a grammar makes the tree, got {value}")
         self.translator, self.tokenizer = translator, translator.tokenizer
@@ -300,7 +302,7 @@ class Parser(Immutable, Engine):
 
         signatures = [Signature(name, parse) for name in ("serving_default", "parse")]
         # The graph fixes the options of its search.
-        fixed = {name: value for name, value in self.options.items() if SEARCH_OPTIONS[name].parser}
+        fixed = {name: value for name, value in self.options.items() if name not in UNREAD}
         return Root(model, self.tokenizer, signatures, {"serving_default": {}, "parse": {}}, **metadata, **fixed)
 
 

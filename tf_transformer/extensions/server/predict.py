@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flask import Blueprint, Response, abort, render_template, request
 
-from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.decoding.search_options import options_of
 from tf_transformer.extensions import documents
 from tf_transformer.extensions.documents.marked import Marked, sentences_in
 from tf_transformer.extensions.server.model import DEFAULT_SIGNATURE, Limits, ServedModel, shown
@@ -78,7 +78,7 @@ def routes(model: ServedModel, limits: Limits) -> Blueprint:
         engine = model.engine
         if not engine:
             abort(404, f"expected a translator for a page, got another model. POST to /v1/models/{model.name}:predict")
-        options = [SEARCH_OPTIONS[name] for name in engine.call_options if SEARCH_OPTIONS[name].request]
+        options = [options_of("request")[name] for name in engine.call_options if name in options_of("request")]
         html = render_template("page.html", model=model, engine=engine, options=options)
         return Response(html, headers={"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"})
 

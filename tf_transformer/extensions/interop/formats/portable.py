@@ -35,7 +35,7 @@ DTYPES = ("float32", "int8")
 INPUTS = {
     name: option
     for name, option in SEARCH_OPTIONS.items()
-    if option.request and name != "beam_size" and name not in RULES
+    if "request" in option.where and name != "beam_size" and name not in RULES
 }
 
 
