@@ -161,6 +161,10 @@ SEPARATE = {  # independent pages: quicker code, and a check of the names that t
             and type(keras.models.load_model("recurrent.keras")) is names["Recurrent"]
         ),
     ),
+    "guides/change-the-architecture": (
+        {"corpus()": "corpus(train=500)", "vocab_size=1_000": "vocab_size=400"},
+        lambda names: tt.load("savedmodels/rotary")(["He is tired."]) == names["translator"](["He is tired."]),
+    ),
     "guides/large-corpora": (
         {"vocab_size=1_000": "vocab_size=400", 'write_corpus("text")': 'write_corpus("text", train=2_000)'},
         lambda names: sum(sum(shard["lengths"]) for shard in names["records"].shards) > 1_900,

@@ -189,7 +189,7 @@ def test_processes_answer_like_their_engine(processes):
     with pytest.raises(BadInput, match="bad: expected another text"):
         processes(["bad"])
     with pytest.raises(RuntimeError, match="AttributeError: 'int'"):
-        processes._called("_replies", [7], None)
+        processes._in_turn("_replies", [7], None)
     served = InTurns(processes, Turns(2))
     with ThreadPoolExecutor(9) as pool:
         assert list(pool.map(lambda i: served([f"{i}"]), range(60))) == [Law()([f"{i}"]) for i in range(60)]

@@ -91,10 +91,12 @@ def load(
     arguments = {"batch_size": batch_size, "threads": threads, "family": family, "revision": revision} | options
     arguments = {name: value for name, value in arguments.items() if value is not None}
     special = {name: arguments[name] for name in SPECIAL if name in arguments}
-    # A mistyped "mine" must not be downloaded from the Hub. "./mine" is no name, so no engine needs to be imported.
+    # A mistyped "mine" must not be downloaded from the Hub. "./mine" is no name, so no engine needs to be imported,
+    # except for those of other distributions, which may open what is no file.
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
     is_path = name.startswith((".", "~", os.sep)) or "/" not in name
-    if name and is_path and not user_path(name).exists() and not (family or revision):
+    is_ours = not any(registry.is_plugged_in("engines", engine) for engine in registry.names("engines"))
+    if name and is_path and is_ours and not (family or revision) and not user_path(name).exists():
         raise BadInput(f"expected a model's directory, or its owner and name on the hub, {found_in(name)}")
     opener, where = opener_of(path, special)
     return opener.open(where, **arguments)

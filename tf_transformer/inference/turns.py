@@ -261,12 +261,12 @@ class Processes(Engine):
     metadata = property(lambda self: self._metadata)
 
     def _replies(self, texts: list[str | bytes], request: Request) -> list[TranslationResult]:
-        return self._called("_replies", texts, request)
+        return self._in_turn("_replies", texts, request)
 
     def _aligned(self, texts: list[str | bytes], request: Request) -> list[Aligned]:
-        return self._called("_aligned", texts, request)
+        return self._in_turn("_aligned", texts, request)
 
-    def _called(self, *call: Any) -> list[Any]:
+    def _in_turn(self, *call: Any) -> list[Any]:
         worker = self._idle.get()
         try:
             try:
