@@ -10,8 +10,7 @@ import pytest
 from test_run import fresh_model
 
 import tf_transformer as tt
-from tf_transformer.extensions import tensorboard
-from tf_transformer.training import callbacks
+from tf_transformer.training import callbacks, tensorboard
 from tf_transformer.training.callbacks import DevScore, DevText, StopOnNonFinite
 
 

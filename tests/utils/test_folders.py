@@ -19,7 +19,6 @@ from tf_transformer.utils.folders import (
     newest,
     saved_model_of,
 )
-from trainers import translate
 
 
 def put(folder, *names):
@@ -77,6 +76,8 @@ def test_a_folder_without_a_model_is_one_line(tmp_path):
 
 @pytest.mark.extensions
 def test_what_another_folder_is_and_what_opens_it(tmp_path, capsys):
+    from trainers import translate
+
     put(tmp_path / "saved/7", SAVED_MODEL)
     put(tmp_path / "litert/7", LITERT, "model.json", "source.spm", "target.spm")
     put(tmp_path / "onnx/7", ONNX, "model.json", "tokenizer.model")
