@@ -29,8 +29,8 @@ def main(argv=None) -> list[dict]:
     common.prepare_tensorflow(args)
 
     import tf_transformer as tt
-    from tf_transformer.data.text_files import read_text_pairs
     from tf_transformer.evaluation.bleu import bleu
+    from tf_transformer.utils.lines import read_text_pairs
 
     sources, references = read_text_pairs(args.source, args.reference)
     options = {"beam_size": args.beam_size, "length_penalty": args.length_penalty, "batch_size": args.sentences}

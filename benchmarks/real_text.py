@@ -53,9 +53,9 @@ def main(argv=None) -> list[dict]:
     args = parser.parse_args(argv)
     common.prepare(args)
 
-    from tf_transformer.data.text_files import read_text_pairs
     from tf_transformer.evaluation.bleu import bleu
     from tf_transformer.utils.folders import size_of
+    from tf_transformer.utils.lines import read_text_pairs
 
     sources, references = read_text_pairs(args.source, args.reference)
     spawn = multiprocessing.get_context("spawn")  # Each engine has a process.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tf_transformer as tt
-from tf_transformer.utils.files import lines_in
+from tf_transformer.utils.lines import lines_in
 
 from .command import as_path, load_backend, options, positive, run_program
 

@@ -20,7 +20,8 @@ from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, SearchOptions, options_of
 from tf_transformer.inference.engine import Engine, TranslationResult, warn_of_truncated
 from tf_transformer.training.recipe import RECIPES, Recipe
-from tf_transformer.utils.files import lines_of, user_path
+from tf_transformer.utils.files import user_path
+from tf_transformer.utils.lines import lines_of
 from tf_transformer.utils.terminal import Progress, quiet_import, quiet_stderr
 from tf_transformer.utils.type_names import VocabularyKind
 from tf_transformer.utils.values import Positive, convert, documentation, plain_type

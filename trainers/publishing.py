@@ -25,7 +25,8 @@ from tf_transformer.tokenizers.tokenizer import FIRST_ID
 from tf_transformer.training.recipe import PAPER_STEPS, recipe_of
 from tf_transformer.training.run import Run
 from tf_transformer.training.tasks import task_of
-from tf_transformer.utils.files import encoded, lines_in, one_line, write_json
+from tf_transformer.utils.files import encoded, one_line, write_json
+from tf_transformer.utils.lines import lines_in
 from tf_transformer.utils.reading import check_kinds, read_json, reading
 from tf_transformer.utils.terminal import duration
 

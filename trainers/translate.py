@@ -16,7 +16,8 @@ import tf_transformer as tt
 from tf_transformer.extensions.documents.document import FORMATS, READERS, decoded
 from tf_transformer.inference.engine import Engine
 from tf_transformer.inference.turns import InTurns, Turns, pooled
-from tf_transformer.utils.files import check_plain, lines_in, lines_of, open_text, user_path, write_text
+from tf_transformer.utils.files import user_path, write_text
+from tf_transformer.utils.lines import check_plain, lines_in, lines_of, open_text
 
 from . import pipelines
 from .command import add_call_options, answered, chosen, engine, of_calls, options, positive, run_program

@@ -12,7 +12,7 @@ from tf_transformer.data.batches import Batch, Batches, Block, tokenized
 from tf_transformer.data.corpus import Batching, Corpus
 from tf_transformer.data.sources import Row, Source
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, UNKNOWN_ID
-from tf_transformer.utils.files import lines_of
+from tf_transformer.utils.lines import lines_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,10 +12,10 @@ from examples.multi30k.corpus import translations_of
 from examples.multi30k.stages import StagedTrainer
 from tf_transformer import BadInput, distribution
 from tf_transformer.data.sources import Source, lists_of
-from tf_transformer.data.text_files import check_text_pairs
 from tf_transformer.training.recipe import PAPER_STEPS
 from tf_transformer.training.run import Run
 from tf_transformer.utils.files import write_text
+from tf_transformer.utils.lines import check_text_pairs
 from trainers.command import answered
 from trainers.publishing import averaged
 

@@ -23,17 +23,9 @@ from tf_transformer.inference.savedmodel import SavedModel
 from tf_transformer.serving.formats import next_version
 from tf_transformer.training.losses import average_weights
 from tf_transformer.training.run import Run
-from tf_transformer.utils import files, folders
-from tf_transformer.utils.files import (
-    checksum,
-    matching,
-    new_file,
-    new_folder,
-    one_line,
-    open_text,
-    user_path,
-    write_text,
-)
+from tf_transformer.utils import files, folders, lines
+from tf_transformer.utils.files import checksum, matching, new_file, new_folder, one_line, user_path, write_text
+from tf_transformer.utils.lines import open_text
 
 TREE = "(S (NP (PRP He)) (VP (VBD slept)))\n"
 
@@ -351,16 +343,16 @@ CODED = {
 def test_compressed_files_are_not_read_as_text(kind, name, tmp_path):
     """Whatever their names."""
     (tmp_path / name).write_bytes(CODED[kind])
-    for read in (lambda path: list(files.lines_of(path)), lambda path: files.open_text(path).__enter__()):
+    for read in (lambda path: list(lines.lines_of(path)), lambda path: lines.open_text(path).__enter__()):
         with pytest.raises(
             tt.BadInput, match=rf"{name}: expected text, plain or \.gz, got {kind.partition(' of')[0]}\. \w+"
         ):
             read(tmp_path / name)
     with pytest.raises(tt.BadInput, match="text: expected text, plain or"):
-        list(files.lines_in(io.BytesIO(CODED[kind])))
+        list(lines.lines_in(io.BytesIO(CODED[kind])))
     (tmp_path / "packed.gz").write_bytes(gzip.compress(CODED[kind]))
     with pytest.raises(tt.BadInput, match=r"packed\.gz: expected text"):
-        list(files.lines_of(tmp_path / "packed.gz"))
+        list(lines.lines_of(tmp_path / "packed.gz"))
 
 
 @pytest.mark.parametrize(
@@ -368,4 +360,4 @@ def test_compressed_files_are_not_read_as_text(kind, name, tmp_path):
 )
 def test_texts_that_only_look_compressed_are_read(text, tmp_path):
     (tmp_path / "text").write_bytes(text)
-    assert len(list(files.lines_of(tmp_path / "text"))) == text.count(b"\n") + bool(text and not text.endswith(b"\n"))
+    assert len(list(lines.lines_of(tmp_path / "text"))) == text.count(b"\n") + bool(text and not text.endswith(b"\n"))

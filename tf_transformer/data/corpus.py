@@ -29,9 +29,9 @@ from tf_transformer.data.sources import (
     rows_of,
     texts_of,
 )
-from tf_transformer.data.text_files import read_text_pairs
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import checksum, user_path
+from tf_transformer.utils.lines import read_text_pairs
 from tf_transformer.utils.terminal import say
 from tf_transformer.utils.values import Count, Seed, check_fields, checked, convert
 

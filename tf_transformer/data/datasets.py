@@ -9,9 +9,9 @@ import keras
 from tf_transformer.config import BadInput
 from tf_transformer.data.batches import Batch, Batches, Block, batch_sizes, tokenized
 from tf_transformer.data.sources import MAX_LENGTH, Text, TextSource, encoder_of, rows_of
-from tf_transformer.data.text_files import Paths, check_text_pairs, file_pairs
 from tf_transformer.masks import PAD_ID
 from tf_transformer.tokenizers.tokenizer import Tokenizer
+from tf_transformer.utils.lines import Paths, check_text_pairs, file_pairs
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import Count, Natural, Seed, checked
 

@@ -19,9 +19,18 @@ from typing import Annotated, Any
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.text_files import check_text_pairs, line_problem, line_ranges, read_range, unequal, unpacked
 from tf_transformer.tokenizers.tokenizer import Tokenizer, sentences
-from tf_transformer.utils.files import encoded, lines_of, open_text, user_path
+from tf_transformer.utils.files import encoded, user_path
+from tf_transformer.utils.lines import (
+    check_text_pairs,
+    line_problem,
+    line_ranges,
+    lines_of,
+    open_text,
+    read_range,
+    unequal,
+    unpacked,
+)
 from tf_transformer.utils.type_names import VocabularyKind
 from tf_transformer.utils.values import MOST, Count, Kind, Natural, between, check_fields, checked, plain, shown
 

@@ -17,8 +17,9 @@ import sentencepiece
 from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.tokenizers.strings import check_tensorflow_text, valid, valid_text
-from tf_transformer.utils.files import encoded, lines_of, new_file, user_path
+from tf_transformer.utils.files import encoded, new_file, user_path
 from tf_transformer.utils.lazy import Once, lazily
+from tf_transformer.utils.lines import lines_of
 from tf_transformer.utils.reading import read_bytes
 from tf_transformer.utils.terminal import quiet_stderr
 from tf_transformer.utils.type_names import Tensor, VocabularyKind

@@ -1,12 +1,9 @@
-"""Paths of users, lines of text files, and files and directories that are written atomically and flushed to disk."""
+"""Paths of users, and files and directories that are written atomically and flushed to disk."""
 
-import codecs
 import contextlib
 import errno
 import glob
-import gzip
 import hashlib
-import io
 import json
 import os
 import re
@@ -16,25 +13,12 @@ import socket
 import stat
 import sys
 import tempfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tf_transformer.utils.values import BadInput, shown
 
-# Beginnings of files that are no text, by what they are and how they are read.
-COMPRESSED = {
-    "gzip": (rb"\x1f\x8b", "Rename it to end in .gz"),
-    "bzip2": (rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", "Decompress it with bunzip2"),
-    "xz": (rb"\xfd7zXZ\0", "Decompress it with unxz"),
-    "Zstandard": (rb"[\x28\x22-\x27]\xb5\x2f\xfd", "Decompress it with unzstd"),
-    "LZ4": (rb"\x04\x22\x4d\x18", "Decompress it with unlz4"),
-    "a zip archive": (rb"PK(?:\x03\x04|\x05\x06)", "Unpack it with unzip"),
-    "a 7z archive": (rb"7z\xbc\xaf\x27\x1c", "Unpack it with 7z"),
-    "compress": (rb"\x1f\x9d", "Decompress it with uncompress"),
-    "a tar archive": (rb"[^\0]{1,100}[\0-9A-Za-z ./_-]{156,256}ustar", "Unpack it with tar"),
-}
 FULL = errno.ENOSPC, errno.EFBIG, errno.EDQUOT  # errors of a disk, a file size and a quota
 _unfinished = set[Path]()  # temporary files of this process
 
@@ -63,53 +47,6 @@ def matching(pattern: str | os.PathLike[str]) -> list[str]:
         return [str(path)] if path.exists() else []
     names = glob.glob(os.path.join(glob.escape(str(literal)), relative), recursive=True)
     return sorted(str(Path(name)) for name in names)
-
-
-@contextlib.contextmanager
-def open_text(path: str | os.PathLike[str]) -> Iterator[gzip.GzipFile | io.BufferedReader]:
-    """Opens a plain or .gz file for reading bytes. A damaged .gz raises `BadInput` inside the block.
-
-    Other compressed files raise it at once, since they would be read as lines of nonsense.
-    """
-    path = user_path(path)
-    if path.is_dir() or not path.exists():
-        raise FileNotFoundError(f"expected a text file, found none at {path}")
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
-            check_plain(file.peek(512), str(path))
-            yield file
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadInput(f"{path}: expected a whole gzip file, got a damaged one: {error}") from error
-
-
-def check_plain(start: bytes, name: str) -> None:
-    """Raises `BadInput` if a file begins like a compressed one. `name` is the file's, for the message."""
-    for kind, (pattern, action) in COMPRESSED.items():
-        if re.match(pattern, start, re.DOTALL):
-            raise BadInput(f"{name}: expected text, plain or .gz, got {kind}. {action}")
-
-
-def lines_of(path: str | os.PathLike[str], digest: Any = None) -> Iterator[bytes]:
-    """Yields the lines of a plain or .gz file, like `lines_in`."""
-    with open_text(path) as file:
-        yield from lines_in(file, digest)
-
-
-def lines_in(file: Iterable[bytes], digest: Any = None, is_start: bool = True) -> Iterator[bytes]:
-    """Yields the lines of an open text, without their ends and without a byte order mark at the start of the file.
-
-    Only a newline ends a line, perhaps after a carriage return. Other separators belong to it, so line N of a source
-    file matches line N of its target file, whatever characters they contain. `digest`, of hashlib, is updated with all
-    bytes. `is_start` is whether `file` begins with the first line.
-    """
-    for line in file:
-        if is_start:
-            check_plain(line, "text")
-        if digest is not None:
-            digest.update(line)
-        line = line.removesuffix(b"\n").removesuffix(b"\r")
-        yield line.removeprefix(codecs.BOM_UTF8) if is_start else line
-        is_start = False
 
 
 def encoded(text: str | bytes) -> bytes:

@@ -16,8 +16,8 @@ import tf_transformer as tt
 from tf_transformer.data import batches as ids
 from tf_transformer.data import toy_corpus
 from tf_transformer.data.corpus import Batching
-from tf_transformer.data.text_files import line_problem
 from tf_transformer.extensions.records import records
+from tf_transformer.utils.lines import line_problem
 
 PAIRS, BATCH = 701, 512
 

@@ -17,10 +17,10 @@ import apache_beam as beam
 from apache_beam.ml.inference.base import RunInference
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.text_files import LineRange, line_ranges, read_range, unpacked
 from tf_transformer.extensions.beam.translation import Handler, Model, TranslationSettings
 from tf_transformer.utils.files import checksum, locked, matching, new_file, user_path, write_json
 from tf_transformer.utils.folders import model_folder, needs_no_tensorflow
+from tf_transformer.utils.lines import LineRange, line_ranges, read_range, unpacked
 from tf_transformer.utils.reading import read_json, reading
 from tf_transformer.utils.values import Count, check_fields
 

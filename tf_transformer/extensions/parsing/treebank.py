@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tf_transformer.config import BadInput
-from tf_transformer.utils.files import lines_of, user_path
+from tf_transformer.utils.files import user_path
 from tf_transformer.utils.lazy import import_extra
+from tf_transformer.utils.lines import lines_of
 from tf_transformer.utils.values import Natural, checked, shown
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import Annotated, Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.data.sources import Languages, Part, Row, Source, Wrapper
-from tf_transformer.data.text_files import line_problem
 from tf_transformer.extensions.documents.marked import DENSE, PLACEHOLDER
-from tf_transformer.utils.files import encoded, lines_of
+from tf_transformer.utils.files import encoded
+from tf_transformer.utils.lines import line_problem, lines_of
 from tf_transformer.utils.values import Kind, Seed, checked, shown
 
 PairShare = Annotated[float, Kind("a share from 0 to 1", lambda share: 0 <= share <= 1)]

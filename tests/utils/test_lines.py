@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 import tf_transformer as tt
 from tf_transformer.config import BadInput
-from tf_transformer.data import text_files
 from tf_transformer.data.sources import TextSource
-from tf_transformer.data.text_files import LineRange, line_ranges, read_range, unpacked
-from tf_transformer.utils.files import lines_of
+from tf_transformer.utils import lines as text_lines
+from tf_transformer.utils.lines import LineRange, line_ranges, lines_of, read_range, unpacked
 
 BOM = codecs.BOM_UTF8
 # Characters that end a line elsewhere, and lines longer than a block.
@@ -37,7 +36,7 @@ def test_files_and_ranges_have_the_same_lines(tmp_path_factory, texts, lines, bl
     for path, text in zip(paths, texts, strict=True):
         path.write_bytes(text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_files, "_BLOCK", block)
+        patch.setattr(text_lines, "_BLOCK", block)
         ranges = line_ranges(paths, lines)
     assert [each.path for each in ranges] == sorted(each.path for each in ranges)
     for path, text in zip(paths, texts, strict=True):
@@ -118,7 +117,7 @@ def test_a_damaged_gz_and_a_full_disk_leave_nothing(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match=r"text\.gz: expected a whole gzip file, got a damaged one: "):
         unpacked(tmp_path / "text.gz", tmp_path / "to")
     (tmp_path / "text.gz").write_bytes(gzip.compress(b"a"))
-    monkeypatch.setattr(text_files, "new_file", lambda path: contextlib.nullcontext(Path("/dev/full")))
+    monkeypatch.setattr(text_lines, "new_file", lambda path: contextlib.nullcontext(Path("/dev/full")))
     with pytest.raises(OSError, match=r"No space left on device: '.*/to/text-\w{12}'"):
         unpacked(tmp_path / "text.gz", tmp_path / "to")
     assert not list((tmp_path / "to").iterdir())
