@@ -24,7 +24,8 @@ def main(argv=None) -> dict:
     import keras
     import numpy as np
 
-    from tf_transformer.data.batches import Batch, Batches, Block, Ids, Side
+    from tf_transformer.data.batches import Batches
+    from tf_transformer.data.ids import Batch, Block, Ids, Side
 
     rng = np.random.default_rng(common.SEED)
     sides = []

@@ -40,7 +40,7 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
         "tokenizers",
         "training",
     ),
-    "extensions.records": ("data", "models", "tokenizers"),
+    "extensions.records": ("data", "models", "tokenizers", "training"),
     "extensions.recipes": ("data", "decoding", "extensions.documents", "inference"),
     "extensions.server": ("decoding", "extensions.documents", "inference"),
     "extensions.sources": ("data", "tokenizers"),

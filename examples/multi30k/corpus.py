@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from tf_transformer import BadInput
-from tf_transformer.data.batches import Batch, Batches, Block, tokenized
+from tf_transformer.data.batches import Batches
 from tf_transformer.data.corpus import Batching, Corpus
+from tf_transformer.data.ids import Batch, Block, tokenized
 from tf_transformer.data.sources import Row, Source
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, UNKNOWN_ID
 from tf_transformer.utils.lines import lines_of

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 import tf_transformer as tt
 from tf_transformer.data import toy_corpus
-from tf_transformer.data.batches import Batches, Block, Ids, Order, bucket_bounds, metadata_of, tokenized
+from tf_transformer.data.batches import Batches, Order, bucket_bounds
 from tf_transformer.data.corpus import Batching
 from tf_transformer.data.datasets import fed, text_pairs, token_batches
+from tf_transformer.data.ids import Block, Ids, metadata_of, tokenized
 from tf_transformer.data.sources import MAX_LENGTH, TextSource, encoder_of, rows_of
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.data.sources import Filter, HeldOut, MemorySource
+from tf_transformer.data.held_out import Filter, HeldOut
+from tf_transformer.data.sources import MemorySource
 
 SOURCES = [f"text {number % 311}" for number in range(997)]  # each occurs three or four times
 TARGETS = [f"Text {number}" for number in range(997)]

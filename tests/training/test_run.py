@@ -17,7 +17,8 @@ import pytest
 
 import tf_transformer as tt
 from tf_transformer.training.callbacks import Checkpoints
-from tf_transformer.training.run import LOCK, History, Run, described
+from tf_transformer.training.run import LOCK, History, Run
+from tf_transformer.training.settings import described
 
 FORMER = {
     "num_microbatches": "parts",
@@ -298,7 +299,8 @@ def test_a_recipe_that_lacks_an_option_had_its_default(tmp_path, monkeypatch):
     later = dataclasses.make_dataclass("Later", [("noise", float, option)], bases=(tt.Recipe,), frozen=True)
     run = Run(tmp_path)
     run.begin(SETTINGS | {"recipe": tt.Recipe(steps=30).to_dict()})
-    monkeypatch.setattr("tf_transformer.training.run.Recipe", later)
+    for module in ("run", "settings"):
+        monkeypatch.setattr(f"tf_transformer.training.{module}.Recipe", later)
     assert run.exists(SETTINGS | {"recipe": later(steps=30).to_dict()})
     for noise in (0.0, 0.5):
         with pytest.raises(tt.BadInput, match=f"recipe.noise was 0.3, now {noise};"):

@@ -19,8 +19,8 @@ import tensorflow as tf
 from programs import same_weights
 
 import tf_transformer as tt
-from tf_transformer.data.batches import Ids
 from tf_transformer.data.corpus import Batching, Corpus
+from tf_transformer.data.ids import Ids
 from tf_transformer.data.sources import MemorySource
 from tf_transformer.models.families import build_model
 from tf_transformer.training import trainer as trainers

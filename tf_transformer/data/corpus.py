@@ -14,13 +14,12 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.data import toy_corpus
-from tf_transformer.data.batches import Batches, Block, Ids, TokenizedSource, metadata_of, tokenized
+from tf_transformer.data.batches import Batches
+from tf_transformer.data.held_out import Filter, HeldOut, Share
+from tf_transformer.data.ids import Block, Ids, TokenizedSource, metadata_of, tokenized
 from tf_transformer.data.sources import (
-    Filter,
-    HeldOut,
     Languages,
     MemorySource,
-    Share,
     Source,
     Texts,
     TextSource,

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.batches import Batch, Batches, Block, batch_sizes, tokenized
+from tf_transformer.data.batches import Batches, batch_sizes
+from tf_transformer.data.ids import Batch, Block, tokenized
 from tf_transformer.data.sources import MAX_LENGTH, Text, TextSource, encoder_of, rows_of
 from tf_transformer.masks import PAD_ID
 from tf_transformer.tokenizers.tokenizer import Tokenizer

@@ -1,6 +1,6 @@
-"""Sources of pairs: the interface, text files, lists, and a source without the dev set that is held out of it.
+"""Sources of pairs: the interface, text files and lists.
 
-`batches.tokenized` turns rows into ids. `tt.sources` has more: Parquet, TensorFlow Datasets, several sources together.
+`ids.tokenized` turns rows into ids. `tt.sources` has more: Parquet, TensorFlow Datasets, several sources together.
 """
 
 import abc
@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-
 from tf_transformer.config import BadInput
 from tf_transformer.tokenizers.tokenizer import Tokenizer, sentences
 from tf_transformer.utils.files import encoded, user_path
@@ -32,7 +30,7 @@ from tf_transformer.utils.lines import (
     unpacked,
 )
 from tf_transformer.utils.type_names import VocabularyKind
-from tf_transformer.utils.values import MOST, Count, Kind, Natural, between, check_fields, checked, plain, shown
+from tf_transformer.utils.values import Count, Natural, between, check_fields, checked, shown
 
 MAX_LENGTH = 256  # tokens per side, EOS included
 Pairs = Annotated[int, between(0, 2**63 - 1)]  # a number of pairs
@@ -197,14 +195,6 @@ class Source(abc.ABC):
             yield index + 1, source, target
 
 
-class Filter(abc.ABC):
-    """Drops pairs of a training set, like `tt.Filters`."""
-
-    @abc.abstractmethod
-    def __call__(self, source: Any) -> Any:
-        """Returns a source of the pairs that remain."""
-
-
 def encoder_of(tokenizer: Tokenizer) -> Encode:
     return lambda sources, targets: (tokenizer.encode(sources), tokenizer.encode_target(targets))
 
@@ -218,13 +208,6 @@ def rows_of(pairs: Iterable[tuple[Text, Text]]) -> Iterator[Row]:
 def once(rows: Iterable[Row]) -> Iterator[Row]:
     """Yields one row of each pair, whose copies have the same number."""
     return (next(copies) for _, copies in itertools.groupby(rows, key=operator.itemgetter(0)))
-
-
-def untagged(source: bytes, tags: Sequence[str]) -> bytes:
-    """Returns a source text without the tags before it."""
-    while tags and (parts := source.partition(b" "))[0] in map(str.encode, tags):
-        source = parts[2]
-    return source
 
 
 def pairs_of_texts(pairs: Iterable[Any], first: int = 0) -> Iterator[Pair]:
@@ -261,16 +244,6 @@ def even_parts(count: int, pairs: int) -> list[Part]:
     if not count:
         raise BadInput("expected sentences, got an empty corpus")
     return [Part(index, first, min(pairs, count - first)) for index, first in enumerate(range(0, count, pairs))]
-
-
-def _is_share(value: Any) -> bool:
-    # By the type, since 1.0 would be all pairs, or one.
-    value = plain(value)
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return 1 <= value <= MOST if is_number else isinstance(value, float) and 0 < value < 0.5
-
-
-Share = Annotated[Any, Kind("a share of the pairs below 0.5, or a number of them", _is_share, plain)]
 
 
 @dataclass(frozen=True)
@@ -376,120 +349,3 @@ class TextSource(Source):
 
     def place(self, side: int, number: int) -> str:
         return f"{(self.source, self.target)[side]}, line {number + 1:,}"
-
-
-class Composite(Source):
-    """A source that is made of others. Its pairs are its rows, in which bad pairs are empty."""
-
-    def pairs(self) -> Iterator[Pair]:
-        return ((source, target) for _, source, target in self.rows())
-
-    def read(self, part: Part) -> Iterator[Pair]:
-        return ((source, target) for _, source, target in self.rows(part))
-
-
-class Wrapper(Composite):
-    """A source with the rows and shards of another one, `source`."""
-
-    source: Source
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for name in ("kind", "max_length", "skip_bad_lines", "symbols", "place"):
-            object.__setattr__(self, name, getattr(self.source, name))
-
-    @checked
-    def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
-        return self.source.parts(pairs, user_path(folder))
-
-    def encoder(self, tokenizer: Tokenizer) -> Encode:
-        return self.source.encoder(tokenizer)
-
-
-@dataclass(frozen=True)
-class HeldOut(Wrapper):
-    """A source without the pairs of a dev set, which a hash of their source texts selects, or this dev set.
-
-    The selection does not depend on the order, since neighbors in a corpus are alike. Pairs with the same source text
-    are on the same side, whatever their tags and languages. The reverse of a dev pair is on neither side.
-
-    Attributes:
-        source: All pairs.
-        share: Share of the dev set, below 0.5, or its number of pairs. Equal source texts may add some pairs.
-        dev: Whether this is the dev set, in which each pair counts once.
-
-    Raises:
-        BadInput: If `share` is something else, or the dev set would have no pairs, or at least half of them.
-    """
-
-    source: Source
-    share: Share
-    dev: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self._split
-
-    @functools.cached_property
-    def _split(self) -> tuple[int, frozenset[tuple[int, int]]]:
-        """Returns a limit, below which are the hashes of the dev set's source texts, and the hashes of its pairs."""
-        rows = (row for row in once(self.source.rows()) if all(row[1:]))
-        hashes = np.fromiter((self._hashes(*row[1:]) for row in rows), np.dtype("u8,u8"))
-        # A share is a share of the range of hashes. A number is the number of the smallest hashes.
-        limit, count = int(min(self.share, 0.5) * 2**64), len(hashes)
-        if self.share >= 1 and count:
-            limit = int(np.sort(hashes["f0"])[min(int(self.share), count) - 1]) + 1
-        dev = hashes[hashes["f0"] < limit].tolist()
-        if not 0 < 2 * len(dev) < count:
-            held_out = f", which would hold out {len(dev):,}" if len(dev) not in (0, count, self.share) else ""
-            got = f"got {self.share:,.6g}{held_out}"
-            raise BadInput(f"dev: expected 1 to {(count - 1) // 2:,} of {count:,} pairs, {got}")
-        return limit, frozenset(dev)
-
-    def describe(self) -> dict[str, Any]:
-        return {**self.source.describe(), "held_out": self.share} | ({"dev": True} if self.dev else {})
-
-    def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
-        for languages, rows in self.source.segments(part):
-            yield languages, self._kept((row for row in once(rows) if all(row[1:])) if self.dev else rows)
-
-    def _kept(self, rows: Iterable[Row]) -> Iterator[Row]:
-        limit, dev = self._split
-        for row in rows:
-            of_source, of_target = self._hashes(*row[1:])
-            # A corpus may have pairs in both directions. The reverse of a dev pair would show its reference.
-            if (of_source < limit) if self.dev else (of_source >= limit and (of_target, of_source) not in dev):
-                yield row
-
-    def _hashes(self, source: bytes, target: bytes) -> tuple[int, int]:
-        # `hash` is salted in each process, but a run that resumes needs the same split. Texts that differ only in outer
-        # whitespace are the same.
-        texts = untagged(source, self.symbols).strip(), target.strip()
-        of_source, of_target = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) for text in texts)
-        return of_source, of_target
-
-
-def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """Returns what differs between two settings, with names and both values, so that a user can change them back."""
-    changes, names = list[str](), list(dict.fromkeys([*before, *now]))
-    if {"sha256"} <= before.keys() & now.keys():
-        # A training set with a checksum may be moved or renamed.
-        names = [name for name in names if name not in ("sha256", "train")]
-        if before["sha256"] != now["sha256"]:
-            values = now.get("train"), before["sha256"], now["sha256"]
-            columns = (value if isinstance(value, list) else [value] for value in values)
-            files = [str(file) for file, old, new in zip(*columns, strict=False) if file and old != new]
-            changes.append("the training set has changed" + (f": {', '.join(files)}" if files else ""))
-    for name in names:
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            changes += differences(old, new, f"{prefix}{name}.")
-        elif name == "dev" and old != new:
-            changes.append("the dev set has changed")
-        elif old != new and (old or new or {name} <= before.keys() & now.keys()):
-            # An option missing from another version counts as off. One that both have may mean something by 0 and null.
-            # Rates as people write them, unless that hides the difference: Keras has all digits of a float32.
-            short = [json.dumps(float(f"{x:.7g}") if isinstance(x, float) else x) for x in (old, new)]
-            was, is_now = short if short[0] != short[1] else (json.dumps(old), json.dumps(new))
-            changes.append(f"{prefix}{name} was {was}, now {is_now}")
-    return changes

@@ -14,7 +14,8 @@ from keras.ops import convert_to_numpy
 
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
-from tf_transformer.training.run import Run, compiled, inner
+from tf_transformer.training.run import Run
+from tf_transformer.training.settings import compiled, inner
 from tf_transformer.utils.terminal import TrainingInterrupted as TrainingInterrupted
 from tf_transformer.utils.terminal import duration, say, say_in_a_handler
 from tf_transformer.utils.values import MOST, Count, checked

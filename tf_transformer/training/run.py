@@ -17,18 +17,16 @@ import keras
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.sources import differences
 from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.models.weights import wake_adapters
-from tf_transformer.training import losses, optimizer
-from tf_transformer.training.recipe import CHANGEABLE, UNREAD, Recipe
+from tf_transformer.training.recipe import Recipe
+from tf_transformer.training.settings import comparable, differences, fixed, with_new_options
 from tf_transformer.utils.files import checksum, flush, locked, user_path, write_json, write_text
 from tf_transformer.utils.reading import check_file, check_h5, check_kinds, made_of, read_json, reading, with_new_names
 from tf_transformer.utils.terminal import say
 from tf_transformer.utils.values import Count, Natural, checked
 
 VERSION = 1  # format of config.json
-RENAMED = {"WarmupSchedule": optimizer.RENAMED, "SmoothedCrossEntropy": losses.RENAMED}
 STOPPED = "-stopped"  # suffix of a checkpoint that was saved within an epoch
 LOCK = ".lock"
 START = "start.weights.h5"
@@ -109,7 +107,7 @@ class Run:
         omitted = () if "start" in settings else ("start", "frozen")
         before = {name: value for name, value in before.items() if name not in omitted}
         settings = {name: value for name, value in settings.items() if name in before or name not in ("dev", "family")}
-        self._check_same(_fixed(before), _fixed(json.loads(json.dumps(settings))))
+        self._check_same(fixed(before), fixed(json.loads(json.dumps(settings))))
         return True
 
     def _check_same(self, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -143,7 +141,7 @@ class Run:
             settings = check_kinds(settings, SETTINGS | {"family": str, "start": dict, "frozen": list, "keras": dict})
             made_of(Recipe, settings["recipe"])
             settings["recipe"] = with_new_names(settings["recipe"], Recipe.RENAMED)
-        return dict(_with_new_options(settings))
+        return dict(with_new_options(settings))
 
     def begin(self, settings: dict[str, Any]) -> None:
         """Creates the directory of a new run with these settings."""
@@ -292,7 +290,7 @@ class Run:
         # A `Trainer` compares settings in config.json. A model's own `compile` is only described in its checkpoints.
         if before := state.get("compiled"):
             rate = state["history"][-1].get("learning_rate") if state["history"] else None
-            self._check_same(*_comparable(before, model, rate))
+            self._check_same(*comparable(before, model, rate))
         if not model.optimizer.built:  # building twice would give that of float16 more variables than are stored
             model.optimizer.build(model.trainable_variables)
         with reading(folder, "a checkpoint of this model"):
@@ -353,75 +351,3 @@ def _whole(folder: Path) -> dict[str, Any]:
 def _seeds(model: keras.Model) -> list[keras.Variable]:
     """Returns the state of the model's random generators, which `save_weights` omits."""
     return [variable for variable in model.variables if variable.name == "seed_generator_state"]
-
-
-def compiled(model: keras.Model) -> dict[str, Any]:
-    """Describes what a model was compiled with, and its dtype, as far as it changes a training."""
-    optimizer = described(inner(model.optimizer))
-    return {"dtype": model.dtype_policy.name, "optimizer": optimizer, "loss": described(model.loss)}
-
-
-def inner(optimizer: Any) -> Any:
-    """Returns the optimizer itself. With float16, Keras wraps it in one that scales the loss."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
-
-
-def _comparable(before: dict[str, Any], model: keras.Model, rate: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns a checkpoint's description `before` and the model's, without differences that don't matter."""
-    now, loss = compiled(model), before.get("loss", {})
-    settings = loss.get("config") if isinstance(loss, dict) else None
-    if isinstance(model.loss, losses.SmoothedCrossEntropy) and isinstance(settings, dict):
-        # Earlier versions stored fewer settings of the loss.
-        settings = described(type(model.loss).from_config(settings))["config"]
-        before = before | {"loss": loss | {"config": settings}}
-    try:
-        settings = now["optimizer"]["config"]
-        # A callback changed the rate since the run began, and the model was compiled with the present one.
-        if rate is not None and settings["learning_rate"] == rate:
-            settings["learning_rate"] = before["optimizer"]["config"]["learning_rate"]
-    except (KeyError, TypeError):  # an optimizer without settings, or without a rate
-        pass
-    return before, now
-
-
-def described(thing: Any) -> Any:
-    """Describes a schedule, an optimizer or a loss for JSON: class and settings, or only its name if it has none."""
-
-    def plain(value: Any) -> Any:
-        array = np.asarray(value)
-        return array.tolist() if array.dtype.kind in "biufU" else type(value).__name__
-
-    def without_name(settings: dict[str, Any]) -> Any:
-        # Keras numbers the names of a process's optimizers. It describes a lambda by its position in a file.
-        if settings.get("class_name") == "__lambda__":
-            return "function"
-        return {name: value for name, value in settings.items() if name != "name"}
-
-    name = thing if isinstance(thing, str) else getattr(thing, "__name__", type(thing).__name__)
-    try:
-        settings = json.dumps(thing.get_config(), default=plain)
-    except (AttributeError, NotImplementedError):  # the latter from Keras's base class
-        return name
-    except OSError as error:  # Keras quotes the source of a lambda, which an interactive session does not store.
-        raise BadInput(f"{name}: expected named functions, got a lambda without source code. Use def") from error
-    return {"class_name": name, "config": json.loads(settings, object_hook=without_name)}
-
-
-def _with_new_options(value: Any) -> Any:
-    """Renames options in descriptions of schedules and losses that were written before."""
-    if not isinstance(value, dict):
-        return value
-    value = {name: _with_new_options(part) for name, part in value.items()}
-    if value.get("class_name") in RENAMED and isinstance(value.get("config"), dict):
-        value["config"] = with_new_names(value["config"], RENAMED[value["class_name"]])
-    return value
-
-
-def _fixed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings that may not change when a run is resumed."""
-    # A recipe of an earlier version, which lacks an option, was that of its default.
-    recipe = Recipe().to_dict() | settings.get("recipe", {})
-    # Earlier versions accepted and stored options that nothing read.
-    unread = {name for owner, names in UNREAD.items() if settings.get(owner) or recipe.get(owner) for name in names}
-    recipe = {name: value for name, value in recipe.items() if name not in CHANGEABLE | unread}
-    return {name: value for name, value in settings.items() if name != "version"} | {"recipe": recipe}

@@ -11,8 +11,9 @@ import keras
 from tf_transformer import distribution
 from tf_transformer.config import PRESETS, BadInput, TransformerConfig
 from tf_transformer.data import datasets as data
-from tf_transformer.data.batches import Batches, TokenizedSource
+from tf_transformer.data.batches import Batches
 from tf_transformer.data.corpus import Batching, Corpus, DevSet, Files
+from tf_transformer.data.ids import TokenizedSource
 from tf_transformer.data.sources import MemorySource, Texts
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.decoding.search_options import LANGUAGES
@@ -43,7 +44,8 @@ from tf_transformer.training.callbacks import (
 from tf_transformer.training.losses import Perplexity, SmoothedCrossEntropy, TokenAccuracy, TokenCount
 from tf_transformer.training.optimizer import Adam, ConstantSchedule, Cooldown, WarmupSchedule
 from tf_transformer.training.recipe import RECIPES, UNREAD, Recipe
-from tf_transformer.training.run import IDS, START, History, Run, described, inner
+from tf_transformer.training.run import IDS, START, History, Run
+from tf_transformer.training.settings import described, inner
 from tf_transformer.training.tasks import task_of
 from tf_transformer.training.tensorboard import board
 from tf_transformer.utils.files import flush

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import tf_transformer as tt
-from tf_transformer.data import batches as ids
-from tf_transformer.data import toy_corpus
+from tf_transformer.data import ids, toy_corpus
 from tf_transformer.data.corpus import Batching
 from tf_transformer.extensions.records import records
 from tf_transformer.utils.lines import line_problem

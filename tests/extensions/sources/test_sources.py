@@ -11,9 +11,10 @@ import pytest
 
 import tf_transformer as tt
 from tf_transformer.data import toy_corpus
-from tf_transformer.data.batches import Batches, tokenized
+from tf_transformer.data.batches import Batches
 from tf_transformer.data.corpus import Batching, read_texts
 from tf_transformer.data.datasets import token_batches
+from tf_transformer.data.ids import tokenized
 from tf_transformer.data.sources import Source, encoder_of
 from tf_transformer.extensions.records.records import Records
 from tf_transformer.extensions.sources import HeldOut, JoinedSource, MemorySource, TaggedSource, TextSource

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.sources import Languages, Part, Row, Source, Wrapper
+from tf_transformer.data.held_out import Wrapper
+from tf_transformer.data.sources import Languages, Part, Row, Source
 from tf_transformer.extensions.documents.marked import DENSE, PLACEHOLDER
 from tf_transformer.utils.files import encoded
 from tf_transformer.utils.lines import line_problem, lines_of

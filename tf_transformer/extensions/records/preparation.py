@@ -23,23 +23,13 @@ from typing import Any
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.batches import TokenizedSource, metadata_of, tokenized
-from tf_transformer.data.sources import (
-    MAX_LENGTH,
-    Filter,
-    Languages,
-    PairsOfPart,
-    Part,
-    Row,
-    Source,
-    Wrapper,
-    differences,
-    once,
-    untagged,
-)
+from tf_transformer.data.held_out import Filter, Wrapper, untagged
+from tf_transformer.data.ids import TokenizedSource, metadata_of, tokenized
+from tf_transformer.data.sources import MAX_LENGTH, Languages, PairsOfPart, Part, Row, Source, once
 from tf_transformer.extensions.records.records import check_shard
 from tf_transformer.models.families import load_tokenizer
 from tf_transformer.tokenizers.tokenizer import Tokenizer
+from tf_transformer.training.settings import differences
 from tf_transformer.utils.files import locked, user_path, write_json
 from tf_transformer.utils.reading import read_json
 from tf_transformer.utils.terminal import say
@@ -160,7 +150,7 @@ def _normal(text: bytes) -> str:
 class Preparation:
     """Records of a corpus, in a directory that all workers can read and write. Instances can be pickled.
 
-    A shard is a directory of arrays (`batches.Ids`): the ids of both sides, and the lines of the pairs. Its shard.json
+    A shard is a directory of arrays (`ids.Ids`): the ids of both sides, and the lines of the pairs. Its shard.json
     has their checksums, and the number of pairs of each length and of skipped ones. records.json has those of all
     shards. They are independent. Finished ones in the directory are kept, and only their checksums are computed.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.batches import Block, Ids, TokenizedSource, sums_of
+from tf_transformer.data.ids import Block, Ids, TokenizedSource, sums_of
 from tf_transformer.models.families import load_tokenizer
 from tf_transformer.utils.files import checksum, user_path
 from tf_transformer.utils.reading import check_kinds, read_json, reading

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.sources import Composite, Languages, PairsOfPart, Part, Row, Source, Wrapper
+from tf_transformer.data.held_out import Composite, Wrapper
+from tf_transformer.data.sources import Languages, PairsOfPart, Part, Row, Source
 from tf_transformer.tokenizers.tokenizer import check_symbols
 from tf_transformer.utils.files import encoded, user_path
 from tf_transformer.utils.values import Positive, check_fields, checked, convert, shown, span
