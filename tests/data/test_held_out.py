@@ -1,11 +1,14 @@
 """A dev set held out of the training set: a share, by content and not by order, and nothing in both."""
 
 import dataclasses
+import hashlib
 import math
 import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tf_transformer as tt
 from tf_transformer.data.held_out import Filter, HeldOut
@@ -31,6 +34,23 @@ def test_every_pair_is_on_one_side(share, least, most):
     assert lines == [target.decode() for _, target in held_out.pairs()]
     order = random.Random(3).sample(range(997), 997)
     assert split(share, order)[1:] == (train, dev)
+
+
+@given(st.lists(st.integers(0, 60), min_size=9, max_size=120), st.one_of(st.integers(1, 50), st.floats(0.01, 0.49)))
+def test_the_smallest_hashes_are_held_out(numbers, share):
+    """As a sort of all hashes finds them, in the order of the corpus."""
+    sources, targets = [f"text {number}" for number in numbers], [str(index) for index in range(len(numbers))]
+    hashes = [int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) for text in sources]
+    limit = sorted(hashes)[min(share, len(hashes)) - 1] if isinstance(share, int) else share * 2**64 - 1
+    expected = [target for target, one in zip(targets, hashes, strict=True) if one <= limit]
+    corpus = MemorySource(sources, targets)
+    if not 0 < 2 * len(expected) < len(numbers):
+        with pytest.raises(tt.BadInput, match=f"^dev: expected 1 to {(len(numbers) - 1) // 2} of {len(numbers)} pairs"):
+            HeldOut(corpus, share)
+        return
+    train = HeldOut(corpus, share)
+    assert train.dev_set().texts()[1] == HeldOut(corpus, share, dev=True).texts()[1] == expected
+    assert train.texts()[1] == [target for target in targets if target not in expected]
 
 
 def test_shares_that_leave_too_little():

@@ -1,7 +1,10 @@
 """Texts of a run: identified by their contents, tokenized once, and without long pairs."""
 
+import collections
+import contextlib
 import dataclasses
 import shutil
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -10,11 +13,14 @@ from checkpoints import M2M100
 from test_trainer import CONFIG, RECIPE
 
 import tf_transformer as tt
+from tf_transformer import distribution
 from tf_transformer.data import corpus as corpora
+from tf_transformer.data import sources as data_sources
 from tf_transformer.data.corpus import Batching
 from tf_transformer.data.sources import TextSource
 from tf_transformer.models.families import load_tokenizer
 from tf_transformer.training.run import Run
+from tf_transformer.utils import lines as text_lines
 
 
 class Prepared(Exception):
@@ -26,6 +32,103 @@ def prepared(trainer):
     with mock.patch.object(tt.Trainer, "make_model", side_effect=Prepared), pytest.raises(Prepared):
         trainer.fit()
     return trainer
+
+
+ONE = ["A pair."], ["Ein Paar."]
+
+
+def one_pair(folder):
+    """Returns the files of a dev set of one pair, which the training set does not have."""
+    files = folder / "one.en", folder / "one.de"
+    for file, (line,) in zip(files, ONE, strict=True):
+        file.write_text(f"{line}\n")
+    return files
+
+
+class Counted:
+    """An open text that counts the bytes of its lines."""
+
+    def __init__(self, file, counts, path):
+        self.file, self.counts, self.path, self.peek = file, counts, path, file.peek
+
+    def __iter__(self):
+        for line in self.file:
+            self.counts[self.path] += len(line)
+            yield line
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Returns how often each training file is read, and each of its lines is judged, in the test so far."""
+    opened, judge, sizes, lines = text_lines.open_text, text_lines.line_problem, collections.Counter(), []
+
+    @contextlib.contextmanager
+    def counting(path):
+        with opened(path) as file:
+            yield Counted(file, sizes, Path(path))
+
+    def judged(line):
+        lines.append(line)
+        return judge(line)
+
+    monkeypatch.setattr(text_lines, "open_text", counting)
+    monkeypatch.setattr(text_lines, "line_problem", judged)
+    monkeypatch.setattr(data_sources, "line_problem", judged)
+
+    def read(*files):
+        """Returns the readings and the judgments, a number for each, or several if files or lines differ."""
+        expected = collections.Counter(line for file in files for line in file.read_bytes().splitlines())
+        counts = collections.Counter(line for line in lines if line in expected)
+        found = {sizes[file] / file.stat().st_size for file in files}
+        times = {counts[line] / expected[line] for line in expected}
+        sizes.clear(), lines.clear()
+        return tuple(one.pop() if len(one) == 1 else one for one in (found, times))
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("make", "first", "resumed"),
+    [
+        (lambda files, dev: tt.TextCorpus(files, dev), 2, 1),
+        (lambda files, dev: tt.TextCorpus(files, dev, filters=tt.Filters(duplicates=True)), 2, 1),
+        (lambda files, dev: tt.TextCorpus(files, 0.05), 3, 1),
+        (lambda files, dev: tt.TextCorpus(files, 20, filters=tt.Filters(duplicates=True)), 3, 1),
+        (lambda files, dev: tt.Corpus(tt.sources.JoinedSource([tt.sources.TextSource(*files)], [2.5]), ONE), 2, 1),
+    ],
+)
+def test_a_text_is_read_twice_and_judged_once(text, tmp_path, read, make, first, resumed):
+    """For the vocabulary and for the ids, once if the run has both, and once more to hold out a dev set."""
+    files, dev = [text / "train.en", text / "train.de"], one_pair(tmp_path)
+    assert tt.data.check_text_pairs(*files) == 900 and read(*files) == (1, 1)
+    prepared(tt.Trainer(tmp_path / "run", CONFIG, make(files, dev), RECIPE))
+    assert read(*files) == (first, 1)
+    prepared(tt.Trainer(tmp_path / "run", CONFIG, make(files, dev), RECIPE))
+    assert read(*files) == (resumed, 1)
+    tokenizer = load_tokenizer(tmp_path / "run/tokenizer.model")
+    prepared(tt.Trainer(tmp_path / "other", CONFIG, make(files, dev), RECIPE, tokenizer=tokenizer))
+    assert read(*files) == (2, 1)
+    tt.data.text_pairs(*files, tokenizer, 512)
+    assert read(*files) == (2, 1)
+
+
+@pytest.mark.parametrize("is_chief", [True, False])
+@pytest.mark.parametrize("custom", [True, False])
+def test_a_bad_line_raises_in_all_workers(corpus, text, tmp_path, monkeypatch, is_chief, custom):
+    """Before the text is tokenized, and before one waits for another."""
+    waits = []
+    monkeypatch.setattr(distribution, "is_chief", lambda strategy: is_chief)
+    monkeypatch.setattr(distribution, "wait_for_all", waits.append)
+    monkeypatch.setattr(corpora, "tokenized", None)
+    shutil.copytree(text, tmp_path / "text")
+    files = [tmp_path / "text/train.en", tmp_path / "text/train.de"]
+    lines = files[1].read_bytes().splitlines(keepends=True)
+    files[1].write_bytes(b"".join([*lines[:-1], b"caf\xe9\n"]))
+    options = {"tokenizer": corpus.train_tokenizer(350, "bpe")} if custom else {}
+    trainer = tt.Trainer(tmp_path / "run", CONFIG, tt.TextCorpus(files, one_pair(tmp_path)), RECIPE, **options)
+    with pytest.raises(tt.BadInput, match=r"/train\.de, line 900: expected a sentence in UTF-8, got the byte 0xe9"):
+        trainer.fit()
+    assert len(waits) == 1 and not (tmp_path / "run").exists()
 
 
 def test_a_text_may_move_but_not_change(text, tmp_path):

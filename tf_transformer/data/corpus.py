@@ -1,7 +1,6 @@
 """Training, dev and test data of a run: parallel text, the toy corpus, or any source."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -30,7 +29,7 @@ from tf_transformer.data.sources import (
 )
 from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import checksum, user_path
-from tf_transformer.utils.lines import read_text_pairs
+from tf_transformer.utils.lines import check_openable, read_text_pairs
 from tf_transformer.utils.terminal import say
 from tf_transformer.utils.values import Count, Seed, check_fields, checked, convert
 
@@ -147,7 +146,7 @@ class Corpus:
             # Held out before training, by the source, so that a run that resumes holds out the same pairs.
             if isinstance(dev, int | float):
                 vars(self)["train"] = held_out = HeldOut(self.train, dev)
-                dev = dataclasses.replace(held_out, dev=True)
+                dev = held_out.dev_set()
         vars(self)["dev"] = DevSets.of("dev", dev)
         vars(self)["test"] = self.dev if self.test is None else DevSets.of("test", self.test)
 
@@ -250,7 +249,10 @@ def TextCorpus(
     skip_bad_lines: bool = False,
     filters: Filter | None = None,
 ) -> Corpus:
-    """Reads and checks parallel text, one sentence per line, in UTF-8, plain or .gz.
+    """Returns parallel text as a corpus, one sentence per line, in UTF-8, plain or .gz.
+
+    A `Trainer` checks the lines of the training set when it first reads them, before it learns from them. Dev and test
+    set are read at once, and so is a training set that a dev set is held out of.
 
         corpus = tt.TextCorpus(train=("train.en", "train.de"), dev=0.02)
 
@@ -263,14 +265,14 @@ def TextCorpus(
 
     Raises:
         FileNotFoundError: If a file is missing.
-        BadInput: If line counts differ or a line is bad. The message names the line.
+        BadInput: If line counts differ or a line is bad, for the training set in `Trainer.fit`. The message names the
+            line.
     """
-    # Dev and test set are read first, since they are small: a mistake in them raises before the training set is read.
     files = two_files("train", train)
     source = TextSource(files[0], files[1], skip_bad_lines)
     test_texts = read_texts(test, "test") if test else None
     dev_texts = dev if isinstance(dev, int | float) else read_texts(dev, "dev")
-    source.check()
+    check_openable(*files)
     return Corpus(source, dev_texts, test_texts, languages_of(files), filters=filters)
 
 

@@ -12,7 +12,7 @@ from tf_transformer.data.ids import Batch, Block, tokenized
 from tf_transformer.data.sources import MAX_LENGTH, Text, TextSource, encoder_of, rows_of
 from tf_transformer.masks import PAD_ID
 from tf_transformer.tokenizers.tokenizer import Tokenizer
-from tf_transformer.utils.lines import Paths, check_text_pairs, file_pairs
+from tf_transformer.utils.lines import Paths, empty_file, file_pairs
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import Count, Natural, Seed, checked
 
@@ -50,8 +50,10 @@ def text_pairs(
     Returns:
         int32 ids, padded with 0: source [B, S] and target_out [B, T] end with EOS, target_in [B, T] begins with BOS.
     """
-    check_text_pairs(source, target, skip_bad_lines)
-    sources = (TextSource(*files, skip_bad_lines) for files in file_pairs(source, target))
+    sources = [TextSource(*files, skip_bad_lines) for files in file_pairs(source, target)]
+    # A bad line raises before the texts are tokenized, which may take minutes.
+    if not sum([files.check() for files in sources]):
+        raise empty_file(source)
     pairs = ((source, target) for files in sources for _, source, target in files.rows())
     return token_batches(pairs, tokenizer, batch_tokens, max_length, shuffle, repeat, seed, first_epoch)
 

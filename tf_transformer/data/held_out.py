@@ -1,14 +1,13 @@
 """Sources that are made of others, and one without the dev set that is held out of it."""
 
 import abc
+import copy
 import functools
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-import numpy as np
+from typing import Annotated, Any, NamedTuple
 
 from tf_transformer.config import BadInput
 from tf_transformer.data.sources import Encode, Languages, Pair, PairsOfPart, Part, Row, Source, once
@@ -70,6 +69,28 @@ class Wrapper(Composite):
         return self.source.encoder(tokenizer)
 
 
+class _Marked(NamedTuple):
+    """A pair that may be in the dev set."""
+
+    hashes: tuple[int, int]  # of its texts
+    segment: int  # index of its language pair
+    row: Row
+
+
+class _Split(NamedTuple):
+    """What one reading of all pairs finds."""
+
+    limit: int  # The hashes of the dev set's source texts are below it.
+    hashes: frozenset[tuple[int, int]]  # those of the dev set's pairs
+    segments: list[tuple[Languages, list[Row]]]  # the dev set
+
+
+def _smallest(pairs: list[_Marked], size: int) -> tuple[int, list[_Marked]]:
+    """Returns the pairs with the `size` smallest hashes of source texts, and a limit of these hashes."""
+    limit = sorted(one.hashes[0] for one in pairs)[:size][-1] + 1
+    return limit, [one for one in pairs if one.hashes[0] < limit]
+
+
 @dataclass(frozen=True)
 class HeldOut(Wrapper):
     """A source without the pairs of a dev set, which a hash of their source texts selects, or this dev set.
@@ -94,31 +115,51 @@ class HeldOut(Wrapper):
         super().__post_init__()
         _ = self._split
 
+    def dev_set(self) -> "HeldOut":
+        """Returns the dev set, by the reading that this source has made."""
+        dev = copy.copy(self)
+        object.__setattr__(dev, "dev", True)
+        return dev
+
     @functools.cached_property
-    def _split(self) -> tuple[int, frozenset[tuple[int, int]]]:
-        """Returns a limit, below which are the hashes of the dev set's source texts, and the hashes of its pairs."""
-        rows = (row for row in once(self.source.rows()) if all(row[1:]))
-        hashes = np.fromiter((self._hashes(*row[1:]) for row in rows), np.dtype("u8,u8"))
-        # A share is a share of the range of hashes. A number is the number of the smallest hashes.
-        limit, count = int(min(self.share, 0.5) * 2**64), len(hashes)
-        if self.share >= 1 and count:
-            limit = int(np.sort(hashes["f0"])[min(int(self.share), count) - 1]) + 1
-        dev = hashes[hashes["f0"] < limit].tolist()
+    def _split(self) -> _Split:
+        # A share is a share of the range of hashes. A number is the number of the smallest hashes, and the limit falls
+        # while the pairs are read.
+        size = int(self.share) if self.share >= 1 else 0
+        limit, count, room = 2**64 if size else int(self.share * 2**64), 0, 2 * size
+        languages, dev = list[Languages](), list[_Marked]()
+        for pair, rows in self.source.segments():
+            languages.append(pair)
+            for row in once(rows):
+                if not all(row[1:]):
+                    continue
+                count += 1
+                if (hashes := self._hashes(*row[1:]))[0] < limit:
+                    dev.append(_Marked(hashes, len(languages) - 1, row))
+                    if size and len(dev) > room:
+                        limit, dev = _smallest(dev, size)
+                        room = len(dev) + size
+        if size and dev:
+            limit, dev = _smallest(dev, size)
         if not 0 < 2 * len(dev) < count:
             held_out = f", which would hold out {len(dev):,}" if len(dev) not in (0, count, self.share) else ""
             got = f"got {self.share:,.6g}{held_out}"
             raise BadInput(f"dev: expected 1 to {(count - 1) // 2:,} of {count:,} pairs, {got}")
-        return limit, frozenset(dev)
+        rows_by_segment = [[one.row for one in dev if one.segment == number] for number in range(len(languages))]
+        return _Split(limit, frozenset(one.hashes for one in dev), list(zip(languages, rows_by_segment, strict=True)))
 
     def describe(self) -> dict[str, Any]:
         return {**self.source.describe(), "held_out": self.share} | ({"dev": True} if self.dev else {})
 
     def segments(self, part: Part | None = None) -> Iterator[tuple[Languages, Iterator[Row]]]:
+        if self.dev and not part:
+            yield from ((languages, iter(rows)) for languages, rows in self._split.segments)
+            return
         for languages, rows in self.source.segments(part):
             yield languages, self._kept((row for row in once(rows) if all(row[1:])) if self.dev else rows)
 
     def _kept(self, rows: Iterable[Row]) -> Iterator[Row]:
-        limit, dev = self._split
+        limit, dev, _ = self._split
         for row in rows:
             of_source, of_target = self._hashes(*row[1:])
             # A corpus may have pairs in both directions. The reverse of a dev pair would show its reference.

@@ -4,6 +4,7 @@
 """
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -17,14 +18,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tf_transformer.config import BadInput
-from tf_transformer.tokenizers.tokenizer import Tokenizer, sentences
+from tf_transformer.tokenizers.tokenizer import Tokenizer
 from tf_transformer.utils.files import encoded, user_path
 from tf_transformer.utils.lines import (
-    check_text_pairs,
+    bad_line,
+    empty_file,
     line_problem,
     line_ranges,
-    lines_of,
-    open_text,
+    lines_of_both,
+    lines_of_pairs,
     read_range,
     unequal,
     unpacked,
@@ -188,7 +190,7 @@ class Source(abc.ABC):
             for side, text in enumerate((source, target)):
                 if problem := line_problem(text):
                     if not self.skip_bad_lines:
-                        raise BadInput(f"{self.place(side, index)}: expected a sentence in UTF-8, got {problem}")
+                        raise bad_line(self.place(side, index), problem)
                     # Empty and not dropped, so that the numbers of the pairs after it stay the line numbers.
                     source = target = b""
                     break
@@ -281,6 +283,8 @@ class MemorySource(Source):
 class TextSource(Source):
     """Two text files, line by line parallel, plain or .gz.
 
+    Its first whole reading checks the lines and computes the checksums of both files. Later ones trust it.
+
     A .gz cannot be read from the middle. So `prepare` unpacks it next to the records until they are finished.
     """
 
@@ -295,35 +299,38 @@ class TextSource(Source):
 
     def describe(self) -> dict[str, Any]:
         files = [str(self.source), str(self.target)]
-        return {"train": files, "sha256": self._checksums, "skip_bad_lines": self.skip_bad_lines}
-
-    @functools.cached_property
-    def _checksums(self) -> list[str]:
-        sums = []
-        for path in (self.source, self.target):
-            with open_text(path) as file:  # a .gz has the checksum of its contents
-                sums.append(hashlib.file_digest(file, "sha256").hexdigest())
-        return sums
+        if "sums" not in vars(self):
+            self.check()
+        return {"train": files, "sha256": vars(self)["sums"], "skip_bad_lines": self.skip_bad_lines}
 
     def check(self) -> int:
         """Reads both files once, checks every line like `check_text_pairs`, and returns the number of pairs."""
-        # The checksum comes with the check, so that a corpus is not read once more for it.
-        sums = [hashlib.sha256(), hashlib.sha256()]
-        count = check_text_pairs(self.source, self.target, self.skip_bad_lines, sums=sums)
-        self.__dict__["_checksums"] = [one.hexdigest() for one in sums]
-        return count
+        return sum(1 for _ in self.sentences()) // 2
 
-    def pairs(self) -> Iterator[Pair]:
-        sides = lines_of(self.source), lines_of(self.target)
-        for number, (source, target) in enumerate(itertools.zip_longest(*sides)):
-            if source is None or target is None:
-                longer = number + 1 + sum(1 for _ in itertools.chain(*sides))
-                counts = (number, longer) if source is None else (longer, number)
-                raise unequal(self.source, self.target, *counts)
-            yield source, target
+    def pairs(self) -> Iterator[tuple[bytes, bytes]]:
+        with self._summed() as sums:
+            yield from lines_of_pairs(str(self.source), str(self.target), sums)
 
     def sentences(self) -> Iterator[str]:
-        return sentences([self.source, self.target])
+        with self._summed() as sums:
+            yield from map(decoded, lines_of_both(str(self.source), str(self.target), self.skip_bad_lines, sums=sums))
+        vars(self)["is_checked"] = not self.skip_bad_lines
+
+    def _rows(self, part: Part | None) -> Iterator[Row]:
+        if part is None and vars(self).get("is_checked"):
+            yield from ((number, *pair) for number, pair in enumerate(self.pairs(), 1))
+            return
+        yield from super()._rows(part)
+        if part is None:
+            vars(self)["is_checked"] = not self.skip_bad_lines
+
+    @contextlib.contextmanager
+    def _summed(self) -> Iterator[list[Any]]:
+        """Keeps the checksums of the files' contents, once a block has read both to their ends."""
+        sums = [] if "sums" in vars(self) else [hashlib.sha256(), hashlib.sha256()]
+        yield sums
+        if sums:
+            vars(self)["sums"] = [one.hexdigest() for one in sums]
 
     @checked
     def parts(self, pairs: PairsOfPart, folder: str | os.PathLike[str]) -> list[Part]:
@@ -334,12 +341,12 @@ class TextSource(Source):
         sums = [hashlib.sha256(), hashlib.sha256()]
         files = [unpacked(file, folder) for file in (self.source, self.target)]
         sides = [line_ranges([file], pairs, one) for file, one in zip(files, sums, strict=True)]
-        self.__dict__["_checksums"] = [one.hexdigest() for one in sums]
+        vars(self)["sums"] = [one.hexdigest() for one in sums]
         counts = [sum(lines.count for lines in ranges) for ranges in sides]
         if counts[0] != counts[1]:
             raise unequal(self.source, self.target, *counts)
         if not counts[0]:
-            raise BadInput(f"expected sentences, got an empty file: {self.source}")
+            raise empty_file(self.source)
         both = enumerate(zip(*sides, strict=True))
         return [Part(number, lines[0].first, lines[0].count, lines) for number, lines in both]
 

@@ -295,7 +295,9 @@ class Trainer:
         # A new run is locked below, after all input is checked, so that bad input leaves no directory.
         if (run.path / "config.json").exists():
             run.lock()
-        exists = run.exists(self.settings)
+        # A new run's settings are not read yet. They have the checksums of its training set, which come with the first
+        # reading of the text.
+        exists = run.exists(self.settings if (run.path / "config.json").exists() else {})
         # Only now may a file change: all workers must have found the same ones.
         distribution.wait_for_all(self._strategy)
 
@@ -372,9 +374,13 @@ class Trainer:
         """Returns the run's tokenizer. The process that creates the run was passed it or trains it."""
         # One process learns the vocabulary, and the others read it: SentencePiece samples sentences without a seed.
         custom = self.start.tokenizer if self.start else self.tokenizer
-        if self.writes and not exists:
-            return custom or self.corpus.train_tokenizer(self.config.vocab_size, self.recipe.tokenizer)
+        if self.writes and not exists and not custom:
+            return self.corpus.train_tokenizer(self.config.vocab_size, self.recipe.tokenizer)
         if not exists:
+            # Reads and checks the text, so that a bad line raises before all is tokenized, and in all workers.
+            self.corpus.describe()
+            if self.writes and custom:
+                return custom
             # The chief writes it first.
             distribution.wait_for_all(self._strategy)
         file = self.run.path / "tokenizer.model"

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tf_transformer.utils.files import new_file, user_path
 from tf_transformer.utils.values import BadInput, checked
 
@@ -88,9 +86,7 @@ def lines_in(file: Iterable[bytes], digest: Any = None, is_start: bool = True) -
 
 
 @checked
-def check_text_pairs(
-    source: Paths, target: Paths, skip_bad_lines: bool = False, empty_lines: bool = False, sums: Sequence[Any] = ()
-) -> int:
+def check_text_pairs(source: Paths, target: Paths, skip_bad_lines: bool = False, empty_lines: bool = False) -> int:
     """Reads parallel text once and returns its number of lines.
 
     Args:
@@ -98,25 +94,16 @@ def check_text_pairs(
         target: Path, or list of paths, line by line parallel to `source`.
         skip_bad_lines: Whether to accept bad lines, which readers of the files then skip.
         empty_lines: Whether to accept empty lines.
-        sums: Two objects of hashlib, updated with the bytes of both sides.
 
     Raises:
         FileNotFoundError: If a file is missing.
         BadInput: If line counts differ or are 0, or a line is bad: empty, not UTF-8, or over 16,384 bytes.
     """
-    total = 0
-    for pair in file_pairs(source, target):
-        for path in pair:
-            if user_path(path).is_fifo():
-                raise BadInput(f"{path}: expected a file, which can be read again, got a pipe")
-        sides = itertools.zip_longest(pair, sums)
-        counts = [sum(1 for _ in _checked_lines(path, skip_bad_lines, empty_lines, one)) for path, one in sides]
-        if counts[0] != counts[1]:
-            raise unequal(*pair, *counts)
-        total += counts[0]
-    if not total:
-        raise BadInput(f"expected sentences, got an empty file: {source}")
-    return total
+    pairs = file_pairs(source, target)
+    lines = sum(1 for files in pairs for _ in lines_of_both(*files, skip_bad_lines, empty_lines))
+    if not lines:
+        raise empty_file(source)
+    return lines // 2
 
 
 @checked
@@ -129,8 +116,60 @@ def read_text_pairs(
     if len(sides[0]) != len(sides[1]):
         raise unequal(source, target, *map(len, sides))
     if not sides[0]:
-        raise BadInput(f"expected sentences, got an empty file: {source}")
+        raise empty_file(source)
     return sides[0], sides[1]
+
+
+def lines_of_both(
+    source: str, target: str, skip_bad_lines: bool, empty_lines: bool = False, sums: Sequence[Any] = ()
+) -> Iterator[bytes]:
+    """Yields the lines of one file, then of its parallel file, checked like those of `check_text_pairs`.
+
+    `sums`, two objects of hashlib, are updated with the bytes of both files.
+    """
+    for path in (source, target):
+        check_is_no_pipe(path)
+    counts = [0, 0]
+    for side, (path, digest) in enumerate(itertools.zip_longest((source, target), sums)):
+        for line in _checked_lines(path, skip_bad_lines, empty_lines, digest):
+            counts[side] += 1
+            yield line
+    if counts[0] != counts[1]:
+        raise unequal(source, target, *counts)
+
+
+def lines_of_pairs(source: str, target: str, sums: Sequence[Any] = ()) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the lines of two parallel files side by side, unchecked, and raises if one file has more."""
+    sides = [lines_of(path, digest) for path, digest in itertools.zip_longest((source, target), sums)]
+    for number, (one, other) in enumerate(itertools.zip_longest(*sides)):
+        if one is None or other is None:
+            longer = number + 1 + sum(1 for _ in itertools.chain(*sides))
+            raise unequal(source, target, *((number, longer) if one is None else (longer, number)))
+        yield one, other
+
+
+def check_openable(source: str, target: str) -> None:
+    """Raises at once what needs no reading: a missing file, a pipe, another kind of file, or two empty files."""
+    are_empty = []
+    for path in (source, target):
+        check_is_no_pipe(path)
+        with open_text(path) as file:
+            are_empty.append(not file.peek(1))
+    if all(are_empty):
+        raise empty_file(source)
+
+
+def check_is_no_pipe(path: str) -> None:
+    if user_path(path).is_fifo():
+        raise BadInput(f"{path}: expected a file, which can be read again, got a pipe")
+
+
+def empty_file(path: Any) -> BadInput:
+    return BadInput(f"expected sentences, got an empty file: {path}")
+
+
+def bad_line(place: str, problem: str) -> BadInput:
+    return BadInput(f"{place}: expected a sentence in UTF-8, got {problem}")
 
 
 def unequal(source: Any, target: Any, lines: int, others: int) -> BadInput:
@@ -154,7 +193,7 @@ def _checked_lines(path: str, skip_bad_lines: bool, empty_lines: bool, digest: A
             # Bad lines are counted too: line N of one file belongs to line N of the other.
             problem = None if skip_bad_lines else line_problem(line)
             if problem and not (empty_lines and problem == EMPTY):
-                raise BadInput(f"{path}, line {number:,}: expected a sentence in UTF-8, got {problem}")
+                raise bad_line(f"{path}, line {number:,}", problem)
             yield line
     except FileNotFoundError:
         raise
@@ -192,6 +231,8 @@ def line_ranges(paths: Iterable[str | os.PathLike[str]], lines: int, digest: Any
 
 
 def _ranges_of(path: str, lines: int, digest: Any) -> Iterator[LineRange]:
+    import numpy as np  # here, since programs read lines before they need it
+
     # The open range begins at `offset` and has `count` lines so far. `end` bytes are read.
     offset, first, count, end, last = 0, 0, 0, 0, b"\n"
     with open(path, "rb") as file:
