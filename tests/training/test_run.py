@@ -212,6 +212,18 @@ def test_half_written_is_not_a_checkpoint(one_epoch):
     assert not half.exists()
 
 
+def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(one_epoch, monkeypatch):
+    run = Run(one_epoch)
+    model = restored(run)
+    flushed, fsync, replace, moved = [], os.fsync, os.replace, []
+    monkeypatch.setattr(os, "fsync", lambda file: (fsync(file), flushed.append(os.fstat(file).st_ino)))
+    monkeypatch.setattr(os, "replace", lambda old, new: (moved.append((new, [*flushed])), replace(old, new)))
+    folder = run.save(model, 10)
+    (before,) = (before for path, before in moved if path == folder)
+    for path in (folder, folder / "model.weights.h5", folder / "state.json"):
+        assert path.stat().st_ino in before, path
+
+
 def test_a_disk_that_fills_up_leaves_the_last_checkpoint(one_epoch, monkeypatch):
     run = Run(one_epoch)
     model = restored(run)

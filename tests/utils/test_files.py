@@ -212,6 +212,29 @@ def test_the_target_of_a_link_is_replaced(tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["dangling", "file", "folder", "link", "new"]
 
 
+def test_what_is_written_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    """After a power failure, a name could otherwise belong to an empty file."""
+    events, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (fsync(file), events.append(os.fstat(file).st_ino)))
+    for name in ("replace", "rename"):
+        move = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda old, new, move=move: (events.append("move"), move(old, new)))
+
+    def flushed(*paths):
+        """Returns whether each path was flushed before something was moved to its name."""
+        before = events[: events.index("move")]
+        return [path.stat().st_ino in before for path in paths]
+
+    write_text(tmp_path / "text", "text")
+    assert flushed(tmp_path / "text") == [True]
+    events.clear()
+    with new_folder(tmp_path / "1") as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner/file").write_text("text")
+    assert flushed(*(tmp_path / "1" / name for name in ("", "inner", "inner/file"))) == [True] * 3
+    assert events[-1] == tmp_path.stat().st_ino  # and then its name
+
+
 def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
     """A new one has the mode that every program's files have."""
     path, plain = tmp_path / "file", tmp_path / "plain"
