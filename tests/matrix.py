@@ -69,6 +69,14 @@ def marian_separate(translator, folder):
     return tt.Translator.from_pretrained(folder, **LIMITS)
 
 
+def ssru(translator, folder):
+    """It has a recurrent decoder, and Marian's native files."""
+    from test_ssru import write
+
+    write(folder)
+    return tt.Translator.from_pretrained(folder, **LIMITS)
+
+
 def m2m100(translator, folder):
     return tt.Translator.from_pretrained(TRAINED["m2m100"], target_language="de", **LIMITS)
 
@@ -105,7 +113,7 @@ def m2m100_extended(translator, folder):
 
 
 FAMILIES = [transformer, transformer_learned, transformer_ensemble, transformer_parser]
-FAMILIES += [marian, marian_separate, m2m100, m2m100_nllb, m2m100_extended]
+FAMILIES += [marian, marian_separate, ssru, m2m100, m2m100_nllb, m2m100_extended]
 FAMILIES = {family.__name__: family for family in FAMILIES}
 OWN = ["The red door.", "", "Two dogs.", "   "]
 MARIAN = [">>deu<< The red door.", "", ">>deu<< Two dogs.", "   "]
@@ -119,7 +127,8 @@ TEXTS["transformer_parser"] = ["The old woman sleeps .", "", "Dogs sleep .", "  
 ONE_MODEL = ("ctranslate2", "argos", "transformers", "litert", "onnx")
 CANNOT_BE_SAVED = {("transformer_ensemble", name): "expected one model" for name in ONE_MODEL}
 CANNOT_BE_SAVED |= {("transformer_parser", name): "translator: expected a TextModel, got Parser(" for name in ONE_MODEL}
-SEVERAL_TOKENIZERS = ("marian", "marian_separate", "m2m100", "m2m100_nllb", "m2m100_extended")
+CANNOT_BE_SAVED |= {("ssru", name): "translator: expected a model that" for name in ("ctranslate2", "transformers")}
+SEVERAL_TOKENIZERS = ("marian", "marian_separate", "ssru", "m2m100", "m2m100_nllb", "m2m100_extended")
 CANNOT_BE_SAVED |= {(name, "argos"): "argos: expected a model of one pair" for name in SEVERAL_TOKENIZERS}
 CANNOT_BE_SAVED["transformer_learned", "transformers"] = "positions: expected sinusoidal"
 

@@ -112,22 +112,16 @@ class DecoderLayer(TransformerLayer):
         training: bool | None = None,
         mask: Tensor = None,
     ) -> Any:
-        # Keys and values of self-attention: those of x or, with a cache, also those of earlier tokens.
         inputs = self.self_attention_norm.sublayer_input(x)
-        target = self.project_itself(inputs, positions)  # [B, h, T, d_k], [B, h, T, d_v]
         if cache is None:
-            kv, first = None if memory is None else self.cross_attention.project(memory), 0
-            padding = as_key_mask(mask if x_mask is None else x_mask)
+            kv = None if memory is None else self.cross_attention.project(memory)
+            earlier, padding = None, as_key_mask(mask if x_mask is None else x_mask)
         else:
             # No padding mask: the one that Keras may fill in for `x_mask` is of the newest tokens only.
-            target, kv, first, padding = cache.target.write(slot, target), cache.memory, slot, None
-            cache = DecoderCache(target, kv)
-        # "We also modify the self-attention sub-layer in the decoder stack to prevent positions from attending to
-        # subsequent positions." With a cache, the causal mask also hides slots that are not written yet.
-        if attention_mask is None:
-            attention_mask = causal_mask(ops.shape(x)[1], ops.shape(target.key)[2], first)
-        attention_mask = intersect(attention_mask, padding)
-        attended, self_scores = self.attend_to_itself(inputs, target, attention_mask, positions, training)
+            earlier, kv, padding = cache.target, cache.memory, None
+        context = (earlier, slot, attention_mask, padding, positions)
+        attended, self_scores, target = self.attend_to_earlier(inputs, *context, training)
+        cache = None if cache is None else DecoderCache(target, kv)
         x, cross_scores = self.self_attention_norm(x, attended, training=training), None
 
         # "In addition to the two sub-layers in each encoder layer, the decoder inserts a third sub-layer, which
@@ -145,8 +139,33 @@ class DecoderLayer(TransformerLayer):
             outputs += (self_scores,) if kv is None else (self_scores, cross_scores)
         return outputs if len(outputs) > 1 else x
 
-    # A variant may override these. Both get the positions of the columns of x, [B, T] or [1, T], or `None` for 0 to
+    # A variant may override these. They get the positions of the columns of x, [B, T] or [1, T], or `None` for 0 to
     # T - 1.
+
+    def attend_to_earlier(
+        self,
+        x: Tensor,
+        earlier: KeyValue | None,
+        slot: Tensor,
+        attention_mask: Tensor,
+        padding: Tensor,
+        positions: Tensor,
+        training: bool | None,
+    ) -> tuple[Any, Any, KeyValue]:
+        """Attends from x [B, T, d] to itself and, with a cache, to the `earlier` tokens.
+
+        Returns:
+            The output [B, T, d], the attention weights [B, h, T, C], and the keys and values, also those of x.
+        """
+        target, first = self.project_itself(x, positions), 0  # [B, h, T, d_k], [B, h, T, d_v]
+        if earlier is not None:
+            target, first = earlier.write(slot, target), slot
+        # "We also modify the self-attention sub-layer in the decoder stack to prevent positions from attending to
+        # subsequent positions." With a cache, the causal mask also hides slots that are not written yet.
+        if attention_mask is None:
+            attention_mask = causal_mask(ops.shape(x)[1], ops.shape(target.key)[2], first)
+        attention_mask = intersect(attention_mask, padding)
+        return *self.attend_to_itself(x, target, attention_mask, positions, training), target
 
     def project_itself(self, x: Tensor, positions: Tensor) -> KeyValue:
         """Returns the keys and values of x [B, T, d] for self-attention, which the cache keeps."""

@@ -185,7 +185,12 @@ class Transformer(KerasModel):
     def logits(self, x: Tensor, softmax_weights: Tensor = None) -> Any:
         """Returns the logits [B, T, V] of the outputs [B, T, d] of the decoder's last layer."""
         x = x if self.decoder_norm is None else self.decoder_norm(x)
-        return self.embedding.logits(x, softmax_weights)
+        return self.pre_softmax.logits(x, softmax_weights)
+
+    @property
+    def pre_softmax(self) -> PositionalEmbedding:
+        """Layer whose table is the pre-softmax linear transformation. A variant may have one without embeddings."""
+        return self.embedding
 
     def call(self, inputs: Tensor, return_attention_scores: bool = False, training: bool | None = None) -> Any:
         source, target = inputs
@@ -205,7 +210,8 @@ class Transformer(KerasModel):
         """Returns the softmax's weights for a loop of `decode_step`, or `None` if the stored embeddings will do."""
         # Transposed once per search, and not at every token. In int8 and bfloat16, the matmul with the stored
         # embeddings is at least as fast.
-        return None if self.embedding.embeddings.dtype in ("bfloat16", "int8") else self.embedding.softmax_weights()
+        layer = self.pre_softmax
+        return None if layer.embeddings.dtype in ("bfloat16", "int8") else layer.softmax_weights()
 
     def decode_step(
         self,

@@ -63,7 +63,7 @@ def test_the_family_is_found_by_the_files(tmp_path):
         np.testing.assert_array_equal(weight, expected)
     with pytest.raises(tt.BadInput, match="expected a SavedModel, a run or a checkpoint, found no config.json"):
         tt.Translator.from_pretrained(tmp_path)
-    with pytest.raises(tt.BadInput, match="family: expected one of transformer, m2m100, marian, got 'mbart'"):
+    with pytest.raises(tt.BadInput, match="family: expected one of transformer, m2m100, ssru, marian, got 'mbart'"):
         tt.Translator.from_pretrained(MARIAN, family="mbart")
 
 

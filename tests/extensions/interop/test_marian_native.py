@@ -15,6 +15,7 @@ import tf_transformer as tt
 from tf_transformer.extensions.interop.families.marian.family import (
     EMBEDDINGS,
     EXPECTED,
+    EXPECTED_OF_ATTENTION,
     OPTIONS,
     NativeCheckpoint,
     checkpoint_in,
@@ -253,7 +254,7 @@ def fails(folder, message):
 
 def test_unsupported_options(tmp_path):
     folder = write_release(tmp_path / "release")
-    for name in EXPECTED:
+    for name in (*EXPECTED, *EXPECTED_OF_ATTENTION):
         write_files(folder, f"{MODEL_OPTIONS}{name}: odd\n", DECODER, {})
         assert WEIGHTS in fails(folder, f"{name}: expected .*, got 'odd'")
 
@@ -272,7 +273,7 @@ def test_unsupported_options(tmp_path):
         ("found no other.npz, which decoder.yml names, in", WEIGHTS, "other.npz"),
         ("vocabs: expected one for source and target, .* got opus.*, a.yml", f"- {VOCABULARY}\nbeam", "- a.yml\nbeam"),
         ("vocabs: expected two, for source and target, got opus", f"- {VOCABULARY}\nbeam", "- a\n  - b\nbeam"),
-        ("source.spm: expected a vocabulary of pieces and ids", VOCABULARY, "source.spm"),
+        ("found no other.spm, which decoder.yml names, in", VOCABULARY, "other.spm"),
         ("decoder.yml: expected a mapping of YAML, got .*: while", DECODER, "a: [\nb"),
     ],
 )

@@ -194,7 +194,7 @@ class Checkpoint:
         model.build()
         with reading(file, f"the weights of {self.kind}"):
             weights = Assignment(tensors)
-            weights.layers(model)
+            self.assign_layers(weights, model)
             # The file has one table under one or several of these names.
             names, rows = TABLES, self.target.rows
             if not self.shared:
@@ -207,10 +207,14 @@ class Checkpoint:
                 check_rows(biases, rows)
                 bias = biases[rows]
             bias[:EOS_ID] = NO_SHARE  # padding and BOS
-            model.embedding.logits_bias.assign(bias)
+            model.pre_softmax.logits_bias.assign(bias)
             if left := weights.left.keys() - SINUSOIDS:
                 raise BadInput(f"expected the tensors of {self.kind}, found also {', '.join(sorted(left)[:3])}")
         return model
+
+    def assign_layers(self, weights: Assignment, model: Any) -> None:
+        """Assigns the weights of encoder and decoder."""
+        weights.layers(model)
 
     def options(self) -> dict[str, Any]:
         """Returns options of the search that mean the same here: beam_size, at most a request's, and max_length."""

@@ -155,11 +155,13 @@ class Assignment:
             variables = (layer.gamma, layer.beta) if is_norm else (layer.kernel, layer.bias)
             for leaf, variable in zip(("weight", "bias"), variables, strict=True):
                 # Keras's kernels are [in, out], PyTorch's [out, in].
-                value = self.take(f"{name}.{leaf}").T
-                if value.shape != variable.shape:
-                    shape = tuple(variable.shape)
-                    raise BadInput(f"{name}.{leaf}: expected shape {shape} (as used here), got {value.shape}")
-                variable.assign(np.asarray(value, "float32"))
+                self.assign(variable, f"{name}.{leaf}", self.take(f"{name}.{leaf}").T)
+
+    def assign(self, variable: keras.Variable, name: str, value: np.ndarray) -> None:
+        """Assigns a tensor, which must have the variable's shape."""
+        if value.shape != variable.shape:
+            raise BadInput(f"{name}: expected shape {tuple(variable.shape)} (as used here), got {value.shape}")
+        variable.assign(np.asarray(value, "float32"))
 
     def table(self, variable: keras.Variable, names: list[str], rows: list[int]) -> None:
         """Assigns rows of an embedding table that the file has under one or several of these names."""

@@ -59,8 +59,12 @@ class _Module(tf.Module):
             for layer in model.layers:
                 if isinstance(layer, PositionalEmbedding):
                     layer.quantize("int8")
+                    # A row of zeros, such as Marian's BOS, has a scale of 1e9. The converter rounds scales to 8 bits of
+                    # the largest, so all others would become 0. Zeros may have any scale.
+                    scales = layer.embeddings_scale
+                    scales.assign(np.minimum(scales, np.max(scales, where=np.asarray(scales) < 1e8, initial=1.0)))
             # The converter rounds the softmax weights [d, V] to the same integers, so the file can hold one table.
-            rows = model.embedding.rows(np.arange(model.config.vocab_size))
+            rows = model.pre_softmax.rows(np.arange(model.config.vocab_size))
             weights = tf.Variable(tf.transpose(rows), trainable=False)
         # `tf.saved_model.save` finds variables in attributes.
         self.softmax_weights, self.variables_of_model = weights, [variable.value for variable in model.weights]

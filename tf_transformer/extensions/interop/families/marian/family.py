@@ -3,16 +3,17 @@
 Files are those of `transformers`, or of Marian itself (https://marian-nmt.github.io).
 
 OPUS-MT and the Tatoeba Challenge publish Marian's format: decoder.yml, which names the other files, weights, which
-include the model's options, vocabularies, source.spm and target.spm. It needs PyYAML.
+include the model's options, vocabularies, source.spm and target.spm. It needs PyYAML. A vocabulary may also be a
+SentencePiece model, as in Mozilla's models, whose decoder has an SSRU.
 
 As in `transformers` and CTranslate2, positions are the paper's. Marian's frequencies are 10000^(-2i / (d_model - 2)),
-not 10000^(-2i / d_model), and the epsilon of its layer normalization differs.
+not 10000^(-2i / d_model), and the epsilon of its layer normalization differs. Models with an SSRU are exact.
 """
 
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,6 +34,7 @@ from tf_transformer.extensions.interop.families.checkpoint import (
 )
 from tf_transformer.extensions.interop.families.hub import parse_yaml, readme_of
 from tf_transformer.extensions.interop.families.marian.model import MarianConfig, MarianTransformer
+from tf_transformer.extensions.interop.families.marian.ssru import SSRUConfig, SSRUTransformer, names_of
 from tf_transformer.extensions.interop.families.marian.tokenizer import (
     SOURCE,
     SOURCE_VOCABULARY,
@@ -40,35 +42,45 @@ from tf_transformer.extensions.interop.families.marian.tokenizer import (
     MarianTokenizer,
 )
 from tf_transformer.extensions.interop.families.pieces import VOCABULARY
-from tf_transformer.extensions.interop.families.weights import NO_SHARE, Readers, float32, tensors_of
+from tf_transformer.extensions.interop.families.weights import NO_SHARE, Assignment, Readers, float32, tensors_of
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.families import Contents, Family
-from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID
+from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID, UNKNOWN_ID, engine_of
 from tf_transformer.utils.files import user_path
 from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.reading import read_bytes, read_npz, reading
 
 READ = ("q_proj", "k_proj", "v_proj", "fc1", "shared")  # weights whose second axis is d_model
 ALIGNED = re.compile(rb"^\W*model:\W*transformer(-\w+)?-align\b", re.MULTILINE)  # a line of OPUS-MT's README.md
-DECODER = "decoder.yml"
+DECODER, SPM = "decoder.yml", ".spm"
 OPTIONS = "special:model.yml"  # array in the file of weights that holds the options, as bytes of YAML
-# The allowed values of each option. The first is the default, except for the type. Options that are not listed, such as
-# those of recurrent or average attention, have no effect in these models.
+# The allowed values of each option. The first is the default, except for the type and the cell. Options that are not
+# listed, such as those of average attention, have no effect in these models.
 EXPECTED: dict[str, tuple[Any, ...]] = {
     "type": ("transformer",),
-    "transformer-decoder-autoreg": ("self-attention",),
-    "transformer-preprocess": ("",),
-    "transformer-postprocess": ("dan",),
+    "transformer-decoder-autoreg": ("self-attention", "rnn"),
     "transformer-postprocess-emb": ("d", ""),
-    "transformer-postprocess-top": ("",),
     "transformer-ffn-activation": ("swish", "relu"),  # Marian's gelu is not that of `transformers`
-    "transformer-ffn-depth": ("2",),
-    "transformer-decoder-ffn-depth": ("0", "2"),
+    "transformer-attention-mask": ("default",),
     **dict.fromkeys(("lemma-dim-emb", "factors-dim-emb"), ("0",)),
     **dict.fromkeys(("transformer-tied-layers", "input-types"), ([],)),
     **dict.fromkeys(("transformer-no-projection", "transformer-no-bias", "transformer-no-affine"), ("false",)),
-    **dict.fromkeys(("transformer-train-position-embeddings", "transformer-pool"), ("false",)),
+    **dict.fromkeys(("transformer-train-position-embeddings", "transformer-train-positions"), ("false",)),
+    **dict.fromkeys(("transformer-disable-position-embeddings", "transformer-pool"), ("false",)),
     **dict.fromkeys(("right-left", "ulr", "output-omit-bias"), ("false",)),
+}
+# `transformers` has no others, and Marian decodes otherwise than it trains if only keys of new tokens are normalized.
+EXPECTED_OF_ATTENTION: dict[str, tuple[Any, ...]] = {
+    "transformer-preprocess": ("",),
+    "transformer-postprocess": ("dan",),
+    "transformer-postprocess-top": ("",),
+    "transformer-ffn-depth": ("2",),
+    "transformer-decoder-ffn-depth": ("0", "2"),
+}
+EXPECTED_OF_SSRU: dict[str, tuple[Any, ...]] = {
+    "dec-cell": ("ssru",),
+    **dict.fromkeys(("transformer-rnn-projection", "layer-normalization"), ("false",)),
+    "transformer-postprocess-top": ("", "n"),
 }
 EMBEDDINGS = {
     "Wemb": "model.shared.weight",
@@ -123,7 +135,8 @@ class MarianCheckpoint(Checkpoint):
     def config(self, **fields: Any) -> TransformerConfig:
         source_size = None if self.shared else self.settings["vocab_size"]
         sizes = {"vocab_size": self.settings[self.target_size], "source_vocab_size": source_size}
-        return super().config(**sizes, alignment_heads=1 if ALIGNED.search(readme_of(self.folder)) else None)
+        heads = 1 if ALIGNED.search(readme_of(self.folder)) else None
+        return super().config(**(sizes | {"alignment_heads": heads} | fields))
 
     def vocabulary(self, side: str) -> Vocabulary:
         settings, (file, ids) = self.settings, self.ids(side)
@@ -161,8 +174,14 @@ class MarianCheckpoint(Checkpoint):
                 name = "target_vocab.json"
         return self.folder / name, self.read(name)
 
+    @property
+    def engine_files(self) -> Sequence[str]:
+        """Names of the SentencePiece models of source and target."""
+        return SOURCE, TARGET
+
     def archive(self) -> dict[str, Any]:
-        contents: dict[str, Any] = {name: self.sentencepiece(name) for name in (SOURCE, TARGET)}
+        names = zip((SOURCE, TARGET), self.engine_files, strict=True)
+        contents: dict[str, Any] = {name: self.sentencepiece(file) for name, file in names}
         contents[VOCABULARY] = self.target.pieces
         return contents if self.shared else contents | {SOURCE_VOCABULARY: self.source.pieces}
 
@@ -173,7 +192,20 @@ class NativeCheckpoint(MarianCheckpoint):
     @property
     def decoder(self) -> dict[str, Any]:
         """Contents of decoder.yml."""
-        return self.read(DECODER, _read_yaml)
+        return self.read(self.decoder_file, _read_yaml)
+
+    @functools.cached_property
+    def decoder_file(self) -> str:
+        """Name of decoder.yml, which may follow the name of the weights."""
+        names = _decoder_files(self.folder)
+        if len(names) != 1:
+            raise BadInput(f"{self.folder}: expected one file decoder.yml, found {', '.join(names)}")
+        return names[0]
+
+    @property
+    def engine_files(self) -> Sequence[str]:
+        names = self.file_names("vocabs")
+        return names if all(name.endswith(SPM) for name in names) else super().engine_files
 
     def file_names(self, key: str) -> list[str]:
         """Returns names of files in decoder.yml, without the directories of the training machine."""
@@ -186,12 +218,12 @@ class NativeCheckpoint(MarianCheckpoint):
         names = self.file_names("models")
         if len(names) != 1 or not names[0].endswith(".npz"):
             expected = "expected one file .npz, since neither ensembles nor quantized weights (.bin) are read"
-            raise BadInput(f"{self.folder / DECODER}: models: {expected}, got {', '.join(names)}")
+            raise BadInput(f"{self.folder / self.decoder_file}: models: {expected}, got {', '.join(names)}")
         return self.folder / names[0]
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
-        arrays = self.read(self.settings_file.name, read_npz, named_by=DECODER)
+        arrays = self.read(self.settings_file.name, read_npz, named_by=self.decoder_file)
         with reading(self.settings_file, f"the options of a model of Marian in {OPTIONS}"):
             yaml = import_extra("yaml", "marian", "a model of Marian")
             options = parse_yaml(yaml, arrays[OPTIONS].tobytes().rstrip(b"\0"))
@@ -201,7 +233,7 @@ class NativeCheckpoint(MarianCheckpoint):
         return settings
 
     def ids(self, side: str) -> tuple[Path, dict[str, Any]]:
-        names, where = self.file_names("vocabs"), f"{self.folder / DECODER}: vocabs"
+        names, where = self.file_names("vocabs"), f"{self.folder / self.decoder_file}: vocabs"
         if len(names) != 2:
             raise BadInput(f"{where}: expected two, for source and target, got {', '.join(names)}")
         if self.shared and names[0] != names[1]:
@@ -209,31 +241,64 @@ class NativeCheckpoint(MarianCheckpoint):
         name, size = (names[0], "vocab_size") if side == "source" else (names[1], "decoder_vocab_size")
         # Marian has no padding. Its vocabularies may have more tokens than the model.
         padding = self.settings[size] - 1
-        ids = self.read(name, _read_vocabulary, named_by=DECODER).items()
-        used = {piece: id for piece, id in ids if not isinstance(id, int) or id < padding}
+        is_engine = name.endswith(SPM)
+        ids = self.read(name, read_bytes if is_engine else _read_vocabulary, named_by=self.decoder_file)
+        if is_engine:
+            engine = engine_of(self.sentencepiece(name))
+            ids = {engine.id_to_piece(id): id for id in range(engine.get_piece_size())}
+        used = {piece: id for piece, id in ids.items() if not isinstance(id, int) or id < padding}
         return self.folder / name, used | {unused("<pad>", used): padding}
 
     def weights(self) -> tuple[Path, Readers]:
         tensors = Readers()
-        for name, array in self.read(self.settings_file.name, read_npz, named_by=DECODER).items():
+        for name, array in self.read(self.settings_file.name, read_npz, named_by=self.decoder_file).items():
             if name == OPTIONS:
                 continue
             if array.dtype.kind != "f":
                 expected = "expected floating-point weights, since others are not read"
                 raise BadInput(f"{self.settings_file}: {name}: {expected}, got {array.dtype}")
-            layer = re.fullmatch(r"(encoder|decoder)_l(\d+)_(.*)", name)
             # Padding gets zeros.
             if name in EMBEDDINGS:
                 tensors[EMBEDDINGS[name]] = functools.partial(np.pad, np.atleast_2d(array), [(0, 1), (0, 0)])
             elif name == "decoder_ff_logit_out_b":
                 tensors["final_logits_bias"] = functools.partial(np.pad, array.ravel(), (0, 1))
-            else:  # [in, out], or a vector [1, d]
-                read = functools.partial(np.transpose if re.search(r"_W[qkvo12]$", name) else np.ravel, array)
-                # Marian counts layers from 1.
-                if layer and layer[3] in LAYER:
-                    name = f"model.{layer[1]}.layers.{int(layer[2]) - 1}.{LAYER[layer[3]]}"
+            else:
+                name, read = self.tensor(name, array)
                 tensors[name] = read
         return self.settings_file, tensors
+
+    def tensor(self, name: str, array: np.ndarray) -> tuple[str, Callable[[], np.ndarray]]:
+        """Returns an array of a layer, which is [in, out] or a vector [1, d], by the name of `transformers`."""
+        read = functools.partial(np.transpose if re.search(r"_W[qkvo12]$", name) else np.ravel, array)
+        # Marian counts layers from 1.
+        if (layer := re.fullmatch(r"(encoder|decoder)_l(\d+)_(.*)", name)) and layer[3] in LAYER:
+            name = f"model.{layer[1]}.layers.{int(layer[2]) - 1}.{LAYER[layer[3]]}"
+        return name, read
+
+
+class SSRUCheckpoint(NativeCheckpoint):
+    """A release of Marian whose decoder has an SSRU. Its weights keep Marian's names."""
+
+    config_kind, model_kind = SSRUConfig, SSRUTransformer
+
+    def config(self, **fields: Any) -> TransformerConfig:
+        names = ("preprocess", "postprocess", "postprocess_top", "ffn_depth", "decoder_ffn_depth", "tied_output")
+        own = {name: self.settings[name] for name in names}
+        # Marian takes alignments from the first head of the last layer.
+        return super().config(**(own | {"alignment_heads": 1} | fields))
+
+    def tensor(self, name: str, array: np.ndarray) -> tuple[str, Callable[[], np.ndarray]]:
+        if name == "decoder_ff_logit_out_W":
+            name, array = f"{name}t", array.T
+        if name == "decoder_ff_logit_out_Wt":
+            return name, functools.partial(np.pad, np.atleast_2d(array), [(0, 1), (0, 0)])
+        return name, functools.partial(np.asarray if re.search(r"_W([qkvof]|\d+)?$", name) else np.ravel, array)
+
+    def assign_layers(self, weights: Assignment, model: Any) -> None:
+        for name, variable in names_of(model):
+            weights.assign(variable, name, weights.take(name))
+        if not model.config.tied_output:
+            weights.table(model.pre_softmax.embeddings, ["decoder_ff_logit_out_Wt"], self.target.rows)
 
 
 def _settings_of(options: dict[str, Any]) -> dict[str, Any]:
@@ -246,9 +311,13 @@ def _settings_of(options: dict[str, Any]) -> dict[str, Any]:
         return int(got)
 
     check_settings({"type": None, **options}, EXPECTED)
-    shared = options.get("tied-embeddings-all") == "true"
+    is_recurrent = options.get("transformer-decoder-autoreg") == "rnn"
+    check_settings({"dec-cell": None, **options}, EXPECTED_OF_SSRU if is_recurrent else EXPECTED_OF_ATTENTION)
+    shared = tied = options.get("tied-embeddings-all") == "true"
     if not shared:
-        check_settings({"tied-embeddings": None, **options}, {"tied-embeddings": ("true",)})
+        tied = options.get("tied-embeddings") == "true"
+        if not is_recurrent:
+            check_settings({"tied-embeddings": None, **options}, {"tied-embeddings": ("true",)})
         shared = options.get("tied-embeddings-src") == "true"
     sizes = options.get("dim-vocabs")
     if not isinstance(sizes, list) or len(sizes) != 2 or (shared and sizes[0] != sizes[1]):
@@ -257,7 +326,20 @@ def _settings_of(options: dict[str, Any]) -> dict[str, Any]:
     heads, width = number("transformer-heads"), number("transformer-dim-ffn")
     # 0 means the encoder's width.
     decoder_width = number("transformer-decoder-dim-ffn", options.get("transformer-decoder-dim-ffn", "0"))
-    return {
+    more: dict[str, Any] = {}
+    if is_recurrent:
+        depth = number("transformer-ffn-depth", options.get("transformer-ffn-depth", "2"))
+        # 0 means the encoder's depth.
+        decoder_depth = number("transformer-decoder-ffn-depth", options.get("transformer-decoder-ffn-depth", "0"))
+        more = {"ffn_depth": depth, "decoder_ffn_depth": decoder_depth or depth, "tied_output": tied}
+        more |= {"postprocess_top": options.get("transformer-postprocess-top", "")}
+        for name, default, letters in (("preprocess", "", "dn"), ("postprocess", "dan", "dan")):
+            value = options.get(f"transformer-{name}", default)
+            if not isinstance(value, str) or not {*value} <= {*letters}:
+                expected = f"expected operations of {', '.join(letters)}"
+                raise BadInput(f"transformer-{name}: {expected}, which are read here, got {value!r}")
+            more[name] = value
+    return more | {
         "model_type": "marian",
         "share_encoder_decoder_embeddings": shared,
         # One more token than Marian has, for padding and BOS. Marian starts a target with zeros instead.
@@ -278,8 +360,6 @@ def _settings_of(options: dict[str, Any]) -> dict[str, Any]:
 
 def _read_vocabulary(file: Path) -> dict[str, Any]:
     """Reads ids by token: YAML by its suffix, or else a token per line, the first with id 0."""
-    if file.suffix == ".spm":
-        raise BadInput(f"{file}: expected a vocabulary of pieces and ids, such as .yml, got a SentencePiece model")
     if file.suffix in (".yml", ".yaml", ".json"):
         return {piece: int(id) if NUMBER.fullmatch(str(id)) else id for piece, id in _read_yaml(file).items()}
     with reading(file, "a vocabulary in UTF-8"):
@@ -292,12 +372,22 @@ def _read_yaml(file: Path) -> dict[str, Any]:
         return parse_yaml(import_extra("yaml", "marian", "a model of Marian"), read_bytes(file))
 
 
+def _decoder_files(folder: Path) -> list[str]:
+    """Returns the names of the files decoder.yml in a directory, or only the one that Marian writes last."""
+    for name in (DECODER, f"model.npz.{DECODER}"):
+        if (folder / name).is_file():
+            return [name]
+    return sorted(file.name for file in folder.glob(f"*.{DECODER}"))
+
+
 def checkpoint_in(folder: str | os.PathLike[str]) -> MarianCheckpoint:
     """Returns the checkpoint in a directory, in Hugging Face's format or else in Marian's."""
     folder = user_path(folder)
-    for name, kind in (("config.json", MarianCheckpoint), (DECODER, NativeCheckpoint)):
-        if (folder / name).is_file():
-            return kind(folder)
+    if (folder / "config.json").is_file():
+        return MarianCheckpoint(folder)
+    if _decoder_files(folder):
+        native = NativeCheckpoint(folder)
+        return SSRUCheckpoint(folder) if "ffn_depth" in native.settings else native
     raise BadInput(f"expected a checkpoint of MarianMT, found neither config.json nor {DECODER} in {folder}")
 
 
@@ -393,7 +483,7 @@ FAMILY = Family(
     MarianConfig,
     MarianTransformer,
     MarianTokenizer,
-    recognizes=lambda folder: (folder / SOURCE).is_file(),
+    recognizes=lambda folder: (folder / SOURCE).is_file() or bool(_decoder_files(folder)),
     load=lambda folder: checkpoint_in(folder).load(),
     write=write,
     owner="Helsinki-NLP",  # OPUS-MT
