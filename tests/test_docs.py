@@ -20,6 +20,7 @@ import pytest
 from checkpoints import MAKERS
 from test_floor_plan import CORE, SUBPACKAGES
 from test_parsing_program import write_trees
+from test_ssru import write as write_ssru
 
 import tf_transformer as tt
 from tf_transformer.data import toy_corpus
@@ -112,6 +113,7 @@ def folder(unscored, tmp_path, monkeypatch):
     (tmp_path / "facebook").mkdir()
     (tmp_path / "facebook/m2m100_418M").symlink_to(ROOT / "tests/m2m100/trained")
     MAKERS["nllb"](tmp_path / "facebook/nllb-200-distilled-600M")
+    write_ssru(tmp_path / "students/en-de")
     return tmp_path
 
 
@@ -223,6 +225,10 @@ SEPARATE["guides/new-language"] = (
         and names["base"].languages == names["saved"].languages[:-1]
         and [*names["tuned"].tokenizer.added] == ["<term>", "</term>"]
     ),
+)
+SEPARATE["guides/firefox"] = (
+    {},
+    lambda names: is_saved("en-de") and all(Path(f"{name}/en-de/1/model.json").exists() for name in ("litert", "onnx")),
 )
 FAST = ("guides/casing", "tutorials/layers", "tutorials/language-model", "guides/large-corpora")
 ELSEWHERE = ["guides/beam", "reference/vocabulary"]  # run by test_beam.py, test_tokenizer.py
