@@ -14,7 +14,7 @@ from tf_transformer.layers import (
     MultiHeadAttention,
     PositionalEmbedding,
 )
-from tf_transformer.models.families import families, family_of_config
+from tf_transformer.models.families import families
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.models.weights import check_finite
 
@@ -47,9 +47,6 @@ def check_layers(model: Transformer) -> None:
                     f"has no other, got {type(layer).__name__}, which overrides {method}"
                 )
 
-    if (family := family_of_config(model.config)).write is None:
-        expected = "expected a model that this format can describe"
-        raise BadInput(f"translator: {expected}, got one of the family {family.name}")
     check(model, Transformer, "embed_source", "encode", "decode", "decode_step", "logits")
     check(model.embedding, PositionalEmbedding, "embed", "rows", "logits")
     if getattr(model, "source_embedding", None) is not None:
