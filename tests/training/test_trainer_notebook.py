@@ -27,6 +27,7 @@ CHANGES = {
     "max_length": 16,
     "schedule": tt.WarmupSchedule(16),
     "optimizer": keras.optimizers.SGD(0.1),
+    "loss": tt.SmoothedCrossEntropy(),
     "tokenizer": None,
     "strategy": None,
     "start": None,

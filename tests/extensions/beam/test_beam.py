@@ -145,7 +145,7 @@ def test_bad_methods(method, message):
 def test_what_an_export_cannot_do(saved, tmp_path):
     with pytest.raises(tt.BadInput, match=r"1: n_best: expected 1 to 4, got 5"):
         Model(tt.beam.TranslationSettings(str(saved), n_best=5))
-    with pytest.raises(tt.BadInput, match="expected a SavedModel, .* a run or a checkpoint, found no"):
+    with pytest.raises(tt.BadInput, match="expected a SavedModel, .* or a checkpoint, found no"):
         Model(tt.beam.TranslationSettings(str(tmp_path)))
 
 
