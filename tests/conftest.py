@@ -225,7 +225,6 @@ def lite(translator, made_once):
 @pytest.fixture(scope="session")
 def served(saved):
     """The SavedModel, loaded by TensorFlow's C++ in another process."""
-    pytest.importorskip("tf_transformer.extensions")  # it has the loader
     from served import Served
 
     process = Served(saved)

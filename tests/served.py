@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 LOADER = Path(__file__).parents[1] / "tf_transformer" / "extensions" / "conformance"
 
@@ -51,6 +52,7 @@ class Served:
     """
 
     def __init__(self, path, rewritten=False):
+        pytest.importorskip("tf_transformer.extensions")  # which have the loader
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(LOADER), str(path), "rewritten" if rewritten else "as it is"],
             stdin=subprocess.PIPE,

@@ -122,7 +122,7 @@ def test_a_wrong_number_of_axes_raises_bad_input(case, symbolic):
     """Each tensor of a call is checked. A mask of floats is rejected too, since it may be vectors passed as a mask."""
     layer, inputs = case.make(name="it"), case.symbolic_inputs() if symbolic else case.arrays()
     names = [name for name in inspect.signature(layer.call).parameters if name not in OPTIONS]
-    axes = {"ids": 2, "position": 1, "attention_mask": 3}
+    axes = {"ids": 2, "position": 1, "positions": 2, "attention_mask": 3}
     for name in names:
         is_mask = name.endswith("mask")
         right = axes.get(name, 2 if is_mask else 3)

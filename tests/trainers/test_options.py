@@ -48,7 +48,7 @@ def test_a_bad_line_leaves_no_run(text, tmp_path, capsys):
         (["--dry-run", "8xP100"], "devices: expected their number and the TFLOP/s of one, such as 8x9.5, got '8xP100'"),
         (["--dry-run", "--epochs", "3"], "--dry-run: expected --steps, got --epochs"),
         (["--base", ".", "--name", "README.md"], "README.md: expected a directory to write models to"),
-        (["--preset", "parsing_small"], "preset: expected one of base, .*; got 'parsing_small'"),
+        (["--preset", "parsing_small"], "multi30k; got 'parsing_small'"),
         (["--beam-size", "0"], "beam_size: expected 1 to 1024, got 0"),
         (["--languages", "en", "fr"], "--languages: expected --tfds as well"),
         (["--tfds-dir", "."], "--tfds-dir: expected --tfds as well"),

@@ -2,12 +2,14 @@
 
 from types import SimpleNamespace
 
+import pytest
 from programs import fails, options
 
 import tf_transformer as tt
 from examples import back_translation
 
 
+@pytest.mark.extensions
 def test_training_data(text, tmp_path, monkeypatch, capsys):
     """The sources of additional pairs are not used, and only synthetic pairs have a tag."""
     english, german = ((text / f"train.{side}").read_text().splitlines() for side in ("en", "de"))

@@ -32,6 +32,7 @@ CHANGES = {
     "strategy": None,
     "start": None,
     "corpus": None,
+    "loss": None,
 }
 
 

@@ -236,6 +236,7 @@ def test_ranges(kind):
                 kind(**{name: value})
 
 
+@pytest.mark.extensions
 def test_every_option_of_a_function_is_checked():
     public, checked_names = [getattr(tt, name) for name in tt.__all__], set()
     for name, owner, function in functions():
@@ -251,6 +252,7 @@ def test_every_option_of_a_function_is_checked():
     assert {"load", "text_pairs", "TextCorpus", "corpus", "Translator.n_best", "Tokenizer.train"} <= checked_names
 
 
+@pytest.mark.extensions
 def test_every_field_of_a_dataclass_is_checked(translator, tmp_path, monkeypatch):
     """On creation, a field becomes a Python value, which JSON can store, or raises."""
     monkeypatch.chdir(tmp_path)
