@@ -32,7 +32,6 @@ CHANGES = {
     "strategy": None,
     "start": None,
     "corpus": None,
-    "loss": None,
 }
 
 
