@@ -9,11 +9,15 @@ import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
+from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.values import BadInput, convert
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazily("numpy", "an array")  # programs show their help without it
 
 MOST_BYTES = 2**26  # largest JSON, YAML or tokenizer file
 LFS = b"version https://git-lfs.github.com/spec/"
@@ -83,7 +87,7 @@ def check_archive(file: str | os.PathLike[str] | io.BytesIO) -> None:
         raise ValueError(f"expected an archive of at most {size:,} bytes unpacked, got {unpacked:,}")
 
 
-def read_npz(path: str | os.PathLike[str], names: Iterable[str] = ()) -> dict[str, np.ndarray]:
+def read_npz(path: str | os.PathLike[str], names: Iterable[str] = ()) -> "dict[str, np.ndarray]":
     """Returns the arrays of an .npz file, all or some by name."""
     arrays = {}
     with reading(path, "arrays of NumPy"):
