@@ -66,6 +66,6 @@ def test_the_citation_is_of_this_version():
 
 
 def test_the_tests_that_ci_names_exist():
-    for script in (pages.ROOT / ".ci").iterdir():
+    for script in (path for path in (pages.ROOT / ".ci").iterdir() if path.is_file()):
         for path in re.findall(r"(?<![\w/.])tests/[\w/]+(?:\.py)?", script.read_text(encoding="utf-8")):
             assert (pages.ROOT / path).exists(), f"{script.name}: {path}"

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from programs import ROOT, run_python
 
 import tf_transformer as tt
+from tf_transformer import registry
 
 PACKAGE = Path(tt.__file__).parent
 
@@ -96,4 +98,8 @@ def test_keras_loads_a_model(fresh):
     registers = "@keras.saving.register_keras_serializable"
     classes = {name for name, path in modules() if registers in path.read_text(encoding="utf-8")}
     assert len(classes) > 5
-    assert classes <= set(fresh["modules"]) and fresh["loss"] == "SmoothedCrossEntropy"
+    core = {name for name in classes if ".extensions." not in name}
+    assert core <= set(fresh["modules"]) and fresh["loss"] == "SmoothedCrossEntropy"
+    # Those of extensions are loaded when a file names them.
+    listed = registry.EXTENSIONS.read_text(encoding="utf-8").split("[tf_transformer.keras_classes]")[1]
+    assert classes - core <= set(re.findall(r"= ([\w.]+):", listed))

@@ -395,7 +395,7 @@ def test_only_the_characters_that_a_text_escapes_are_escaped_in_its_translation(
     assert translate(engine, r"d\u00e9j\u00e0 vu") == "\\u00e0 \u00c0"
     assert engine.asked == ["d\u00e9j\u00e0 vu"]
     spaced = Words(str)
-    spaced.document(r"Go\u00A0on\u202f!")
+    translate(spaced, r"Go\u00A0on\u202f!")
     assert spaced.asked == ["Go\xa0on\u202f!"]
 
 
@@ -403,7 +403,7 @@ def test_written_characters_that_cannot_be_read_are_copied():
     """A text that has one in both forms does not tell which a translation has. Halves of a pair are no characters."""
     engine = Words(str.upper, most=99)
     expected = "SMILE \\ud83d\\ude00 AND \\u2026 NOT \u2026"
-    assert engine.document("Smile \\ud83d\\ude00 and \\u2026 not \u2026") == expected
+    assert translate(engine, "Smile \\ud83d\\ude00 and \\u2026 not \u2026") == expected
 
 
 def test_quotes_of_a_translation_are_escaped_as_those_of_the_text():
