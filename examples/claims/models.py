@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from examples.rotary import NoPositions
 from tf_transformer import Transformer, TransformerConfig
 from tf_transformer.decoding.primitives import gather, sorted_top_k
-from tf_transformer.layers import DecoderCache, KeyValue, MultiHeadAttention, PositionalEmbedding
+from tf_transformer.layers import DecoderCache, KeyValue, MultiHeadAttention
 from tf_transformer.layers.attention import attention
 from tf_transformer.layers.sublayers import Dropout
 from tf_transformer.masks import padding_mask
@@ -27,19 +28,11 @@ HALF = 0.5**0.5  # factor of a sum of two terms, which keeps its variance
 INITIAL = 0.1  # standard deviation of ConvS2S's embeddings. Larger ones saturate its attention, which has no scaling.
 
 
-class WithoutPositions(PositionalEmbedding):
-    """Token embeddings without positions."""
-
-    def encoding(self, position: Tensor) -> Any:
-        return ops.zeros((1, self.d_model))
-
-
 class Unordered(Transformer):
     """Transformer without positions."""
 
-    def make_embedding(self) -> PositionalEmbedding:
-        config = self.config
-        return WithoutPositions(config.vocab_size, config.d_model, dropout=config.dropout, name="embedding")
+    def embedding_options(self) -> dict[str, Any]:
+        return super().embedding_options() | {"positions": NoPositions()}
 
 
 def unscaled_attention(query: Tensor, *args: Any) -> tuple[Any, Any]:

@@ -35,6 +35,7 @@ def prepared(trainer):
 
 
 ONE = ["A pair."], ["Ein Paar."]
+EXTENSIONS = pytest.mark.extensions
 
 
 def one_pair(folder):
@@ -91,10 +92,18 @@ def read(monkeypatch):
     ("make", "first", "resumed"),
     [
         (lambda files, dev: tt.TextCorpus(files, dev), 2, 1),
-        (lambda files, dev: tt.TextCorpus(files, dev, filters=tt.Filters(duplicates=True)), 2, 1),
+        pytest.param(
+            lambda files, dev: tt.TextCorpus(files, dev, filters=tt.Filters(duplicates=True)), 2, 1, marks=EXTENSIONS
+        ),
         (lambda files, dev: tt.TextCorpus(files, 0.05), 3, 1),
-        (lambda files, dev: tt.TextCorpus(files, 20, filters=tt.Filters(duplicates=True)), 3, 1),
-        (lambda files, dev: tt.Corpus(tt.sources.JoinedSource([tt.sources.TextSource(*files)], [2.5]), ONE), 2, 1),
+        pytest.param(
+            lambda files, dev: tt.TextCorpus(files, 20, filters=tt.Filters(duplicates=True)), 3, 1, marks=EXTENSIONS
+        ),
+        pytest.param(
+            lambda files, dev: tt.Corpus(tt.sources.JoinedSource([tt.sources.TextSource(*files)], [2.5]), ONE),
+            *(2, 1),
+            marks=EXTENSIONS,
+        ),
     ],
 )
 def test_a_text_is_read_twice_and_judged_once(text, tmp_path, read, make, first, resumed):

@@ -53,10 +53,7 @@ class PositionedLayer(Layer):
                 f"{self.name}: expected at most max_length={self.num_positions} {name} positions, "
                 f"got a sequence of shape {tuple(x.shape)}"
             )
-        T = ops.shape(x)[1]
-        if self.num_positions is None:
-            return self.encoding(ops.arange(T, dtype="int32"))
-        return self.position_kind.first(self, T)
+        return self.position_kind.first(self, ops.shape(x)[1])
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()

@@ -20,7 +20,7 @@ from tf_transformer.tokenizers.tokenizer import EOS_ID, FIRST_ID, UNKNOWN_ID
 pytest.importorskip("yaml")
 D, HEADS, V, TARGET_V = 8, 2, 34, 31
 TEXTS = ["two dogs sleep", "the man opens a green door and reads while one small dog sleeps"]
-WORDS = [*TEXTS[0].split(), *TEXTS[1].split(), "house", "red", "in"]
+WORDS = [*TEXTS[0].split(), *TEXTS[1].split(), "house", "red", "in", "Das", "Die"]
 BASE = {
     **{"type": "transformer", "transformer-decoder-autoreg": "rnn", "dec-cell": "ssru", "dim-emb": D, "enc-depth": 2},
     **{"dec-depth": 2, "transformer-heads": HEADS, "transformer-dim-ffn": 12, "tied-embeddings-all": True},
@@ -298,6 +298,19 @@ def test_a_padded_target_and_a_long_one():
     for row in range(2):
         np.testing.assert_allclose(outputs[row][mask[row]], array(layer(x[row : row + 1, mask[row]]))[0], atol=1e-5)
     np.testing.assert_allclose(whole[:, :20], array(layer(x[:, :20])), atol=1e-5)
+
+
+@tensorflow_only
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("case", ["firefox"], indirect=True)
+def test_a_search_in_16_bits_keeps_states_in_32(case, dtype):
+    translator = case[2].astype(dtype)
+    layer, memory = translator.model.decoder_layers[0], translator.model.encode(np.array([[5, 6, 2]]))[0]
+    x = np.random.default_rng(5).normal(size=(1, 1, memory.shape[-1]))
+    _, cache = layer(keras.ops.cast(x, dtype), cache=layer.init_cache(memory, 1))
+    state = array(cache.target.key)
+    assert state.dtype == np.float32 and (state != array(keras.ops.cast(keras.ops.cast(state, dtype), "float32"))).any()
+    assert translator(TEXTS) == [translator(text) for text in TEXTS]
 
 
 @pytest.mark.parametrize("case", ["firefox"], indirect=True)

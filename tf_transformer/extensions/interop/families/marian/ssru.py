@@ -253,6 +253,10 @@ class SSRUDecoderLayer(_MarianLayer, DecoderLayer):
     An SSRU has no attention weights, so those of self-attention are zeros, for one head.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.autocast = False  # Keras would round the states of a cache to 16 bits.
+
     def make_attention(self, name: str) -> Any:
         if name == "self_attention":
             return SSRU(name="ssru", dtype=self.dtype_policy)
