@@ -92,14 +92,53 @@ def test_a_language_model_continues_prompts_of_several_lengths():
     own = tt.LanguageModel(embedding, [RotaryDecoderLayer(2, 32, kv_heads=1, dropout=0.0) for _ in range(2)])
     own(np.array([[1, 5, 6]]))
     draw_weights(own)
-    for prompt, row in zip(
-        prompts := [[1, 7, 9, 4, 11], [1, 8]], own.search(prompts, 4, beam_size=1, end_id=0), strict=True
-    ):
-        ids = list(prompt)
-        for _ in row[0].ids:
-            logits = ops.convert_to_numpy(own(np.array([ids])))[0, -1]
-            ids.append(1 + int(logits[1:].argmax()))
-        assert list(row[0].ids) == ids[len(prompt) :]
+    prompts, options = [[1, 7, 9, 4, 11], [1, 8]], {"beam_size": 1, "end_id": 0, "length_penalty": 0.0}
+    for prompt, (continuation,) in zip(prompts, own.search(prompts, 4, **options), strict=True):
+        ids, score = list(prompt), 0.0
+        for _ in continuation.ids:
+            logits = ops.convert_to_numpy(own(np.array([ids])))[0, -1, 1:].astype("float64")  # without padding
+            score += logits.max() - np.log(np.exp(logits).sum())
+            ids.append(1 + int(logits.argmax()))
+        assert list(continuation.ids) == ids[len(prompt) :]
+        assert continuation.score == pytest.approx(score, rel=1e-4)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Spaced(tt.layers.Positions):
+    """Learned positions that are `step` apart: a kind with an argument, weights and a limit."""
+
+    weight_names = ("position_embeddings",)
+    max_length = 5
+
+    def __init__(self, step):
+        self.step = step
+
+    def build(self, layer, initializer):
+        shape = (self.step * self.max_length, layer.d_model)
+        layer.position_embeddings = layer.add_weight(shape, initializer, name="position_embeddings")
+
+    def encoding(self, layer, position):
+        return ops.take(layer.position_embeddings, position * self.step, axis=0)
+
+    def get_config(self):
+        return {"step": self.step}
+
+
+@pytest.mark.parametrize("kind", ["embedding", "encoding"])
+def test_layers_with_a_kind_of_ones_own_come_back_from_files(kind, tmp_path):
+    if kind == "embedding":
+        layer, x = tt.layers.PositionalEmbedding(9, 4, positions=Spaced(3), dropout=0.0), np.array([[1, 2, 3]])
+        inputs = keras.Input((None,), dtype="int32")
+    else:
+        layer, x = tt.layers.PositionalEncoding(Spaced(3)), np.ones((1, 3, 4), "float32")
+        inputs = keras.Input((None, 4))
+    model = keras.Model(inputs, layer(inputs))
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_allclose(keras.models.load_model(tmp_path / "model.keras")(x), model(x))
+    table = ops.convert_to_numpy(layer.position_embeddings)
+    np.testing.assert_allclose(layer.encoding(np.array([0, 2])), table[[0, 6]])
+    with pytest.raises(tt.BadInput, match="expected at most max_length=5 spaced positions"):
+        layer(np.ones((1, 6, *x.shape[2:]), x.dtype))
 
 
 def test_it_comes_back_from_files_and_in_another_dtype(model, tmp_path):
@@ -120,9 +159,28 @@ def test_exports_search_as_python_does(rotary, format, tmp_path):
     assert engine(TEXTS) == rotary(TEXTS) != [""] * 4
 
 
-def test_other_engines_refuse_it(rotary, tmp_path):
-    with pytest.raises(tt.BadInput, match="RotaryEncoderLayer|RotaryTransformer|NoPositions|rotary"):
-        rotary.save(tmp_path / "1", format="ctranslate2")
+class Shifted(tt.layers.DecoderLayer):
+    """A decoder layer whose keys are others. All else is the package's."""
+
+    def project_itself(self, x, positions):
+        return super().project_itself(x + 1, positions)
+
+
+def test_other_engines_refuse_it(rotary, translator, tmp_path):
+    class Other(tt.Transformer):
+        def make_decoder_layers(self):
+            return [Shifted(**self.decoder_options(), name="decoder_0")]
+
+    config = dataclasses.replace(CONFIG, num_layers=1, vocab_size=translator.tokenizer.vocab_size)
+    shifted = tt.Translator(Other(config), translator.tokenizer)
+    for own, message in (
+        (rotary, "got RotaryAttention, which overrides project"),
+        (shifted, "overrides project_itself"),
+    ):
+        for format in ("ctranslate2", "transformers"):
+            pytest.importorskip({"transformers": "safetensors"}.get(format, format))
+            with pytest.raises(tt.BadInput, match=message):
+                own.save(tmp_path / "1", format=format)
 
 
 def test_it_learns():
