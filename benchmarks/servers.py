@@ -72,7 +72,7 @@ class Server:
         raise OSError(f"the server of {self.kind} did not answer in {START} s")
 
     def translate(self, texts: list[str]) -> list[str]:
-        """Returns the translation of the one text. Each thread has a connection, which stays open."""
+        """Returns the translation of a text. Each thread keeps its connection open."""
         (text,) = texts
         connection = getattr(self.threads, "connection", None) or self.connected()
         try:

@@ -159,7 +159,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[4])), Handler).serve_
 
 
 def test_servers_are_compared_in_a_bounded_number_of_requests(tmp_path, capsys):
-    """Outputs are compared with those that a sentence gets when nobody else asks."""
+    """Outputs are compared with those of requests one by one."""
     (tmp_path / "text").write_text("one\ntwo\nthree\n")
     export, command = tmp_path / "model.tflite", tmp_path / "stub"
     export.touch()

@@ -55,15 +55,9 @@ class PositionedLayer(Layer):
             )
         return self.position_kind.first(self, ops.shape(x)[1])
 
-    def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        if isinstance(self.positions, Positions):
-            config["positions"] = keras.saving.serialize_keras_object(self.positions)
-        return config
-
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        if isinstance(config.get("positions"), dict):
+        if isinstance(config.get("positions"), dict):  # Keras serializes objects in a config, but does not read them.
             config = config | {"positions": keras.saving.deserialize_keras_object(config["positions"])}
         return super().from_config(config)
 

@@ -1,4 +1,4 @@
-"""Kinds of positions (section 3.5): a class each, which says what is added to a vector at a position, and how far.
+"""Kinds of positions (section 3.5). Each is a class that computes what is added to a vector at a position.
 
 `PositionalEmbedding` and `PositionalEncoding` take the name of a kind, or an instance of a class of your own.
 """

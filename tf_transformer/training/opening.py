@@ -23,7 +23,7 @@ def is_run(path: str) -> bool:
     folder = user_path(path)
     if not (folder / "config.json").is_file() or newest(folder, LITERT, ONNX, CTRANSLATE2):
         return False
-    with contextlib.suppress(BadInput):  # A damaged file is a run's, too.
+    with contextlib.suppress(BadInput):  # A damaged file also belongs to a run.
         if "recipe" in read_json(folder / "config.json"):
             return True
     return families.family_of_folder(folder) is None

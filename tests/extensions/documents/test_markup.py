@@ -400,7 +400,7 @@ def test_only_the_characters_that_a_text_escapes_are_escaped_in_its_translation(
 
 
 def test_written_characters_that_cannot_be_read_are_copied():
-    """A text that has one in both forms does not tell which a translation has. Halves of a pair are no characters."""
+    """A character in both forms has no known form in a translation. Half of a pair is not a character."""
     engine = Words(str.upper, most=99)
     expected = "SMILE \\ud83d\\ude00 AND \\u2026 NOT \u2026"
     assert translate(engine, "Smile \\ud83d\\ude00 and \\u2026 not \u2026") == expected

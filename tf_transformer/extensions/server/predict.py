@@ -99,7 +99,7 @@ def routes(model: ServedModel, limits: Limits) -> Blueprint:
 
 
 def translated(engine: Engine, text: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Translates a plain text, like `documents.translate`. Returns its sentences, and what is between translations."""
+    """Translates a plain text like `documents.translate`. Returns its sentences and the text between them."""
     language = options.get("source_language", engine.metadata.get("source_language", ""))
     marked = Marked(text).with_placeholders()
     spans = marked.sentences(sentences_in(str(language)))
