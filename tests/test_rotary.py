@@ -159,6 +159,13 @@ def test_exports_search_as_python_does(rotary, format, tmp_path):
     assert engine(TEXTS) == rotary(TEXTS) != [""] * 4
 
 
+def test_what_a_kind_does_not_read_raises():
+    with pytest.raises(tt.BadInput, match="^first_position: expected 0 with positions of a class, got 2$"):
+        tt.layers.PositionalEmbedding(9, 4, positions=Spaced(3), first_position=2)
+    with pytest.raises(tt.BadInput, match="^positions: expected 'sinusoidal', .* or a Positions, got <class"):
+        tt.layers.PositionalEmbedding(9, 4, positions=Spaced)
+
+
 class Shifted(tt.layers.DecoderLayer):
     """A decoder layer whose keys are others. All else is the package's."""
 

@@ -176,6 +176,8 @@ class PositionalEmbedding(PositionedLayer, keras.layers.ReversibleEmbedding):
         for name, value in FIXED.items():
             if name in kwargs and (got := kwargs.pop(name)) != value:
                 raise BadInput(f"{name}: expected {value}, as always in a PositionalEmbedding, got {shown(got)}")
+        if first_position and isinstance(positions, Positions):
+            raise BadInput(f"first_position: expected 0 with positions of a class, got {first_position}")
         if named := [name for name in ("input_dim", "output_dim") if name in kwargs]:
             raise BadInput(f"{named[0]}: expected vocab_size and d_model in a PositionalEmbedding, got {named[0]}")
         weights, initializer = kwargs.pop("weights", None), keras.initializers.RandomNormal(stddev=d_model**-0.5)

@@ -73,7 +73,7 @@ class Positions:
 
     def encoding(self, layer: Any, position: Tensor) -> Any:
         """Returns what is added at `position` [T]: [T, d] in `layer.sum_dtype`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}: expected a method encoding")
 
     def first(self, layer: Any, count: Tensor) -> Any:
         """Returns the encoding of positions 0 to count - 1: [count, d]."""
