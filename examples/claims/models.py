@@ -13,7 +13,7 @@ from keras import ops
 
 from examples.rotary import NoPositions
 from tf_transformer import Transformer, TransformerConfig
-from tf_transformer.decoding.primitives import gather, sorted_top_k
+from tf_transformer.decoding.primitives import sorted_top_k
 from tf_transformer.layers import DecoderCache, KeyValue, MultiHeadAttention
 from tf_transformer.layers.attention import attention
 from tf_transformer.layers.sublayers import Dropout
@@ -81,9 +81,11 @@ class Baseline(Transformer):
         assert encoded
         new = ops.cast(target, "float32")[:, None, :, None]
         slots = slots.write(slot, KeyValue(new, new))
-        # A hypothesis sees as many slots as it has tokens. Top-k of 0 and 1 returns them in order.
-        _, chosen = sorted_top_k(ops.cast(attention_mask, "int32"), ops.reshape(position, ()) + 1)
-        ids = ops.reshape(gather(ops.cast(slots.key[:, 0, :, 0], "int32"), chosen, batch_dims=1), (B * K, -1))
+        # A hypothesis sees as many slots as it has tokens. Top-k of 0 and 1 returns them in order. In a search of fixed
+        # shapes, others follow, which a causal decoder does not see.
+        _, chosen = sorted_top_k(ops.cast(attention_mask, "int32"), ops.shape(attention_mask)[-1] // K)
+        ids = ops.broadcast_to(ops.cast(slots.key[:, 0, :, 0], "int32")[:, None], ops.shape(attention_mask))
+        ids = ops.reshape(ops.take_along_axis(ids, chosen, axis=2), (B * K, -1))
 
         def by_beam(part: Tensor) -> Any:
             """Repeats a tensor [B, ...] for each of the K hypotheses: [B * K, ...]."""
@@ -92,8 +94,10 @@ class Baseline(Transformer):
 
         memory, mask = by_beam(encoded.key[:, 0]), by_beam(memory_mask)
         x, weights = self.outputs(self.embedding.embed(ids), memory, mask, False)
-        logits = self.logits(ops.reshape(x[:, -1], (B, K, x.shape[-1])), softmax_weights)
-        return logits, [DecoderCache(slots, encoded)], [], [ops.reshape(weights[:, -1], (B, 1, K, -1))]
+        newest = ops.reshape(position, (1,))
+        x, weights = ops.take(x, newest, axis=1), ops.take(weights, newest, axis=1)
+        logits = self.logits(ops.reshape(x, (B, K, x.shape[-1])), softmax_weights)
+        return logits, [DecoderCache(slots, encoded)], [], [ops.reshape(weights, (B, 1, K, -1))]
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Scored:
