@@ -1,5 +1,5 @@
 """Measures Table 1: time and memory of one layer of each type against sequence length n and width d, and the exponents
-of their growth, next to the paper's formulas. Forward pass, one sequence, stock Keras except for attention."""
+of their growth, next to the paper's formulas. One sequence, forward pass, stock Keras except for attention."""
 
 import functools
 import json
@@ -30,6 +30,7 @@ def main(argv=None) -> dict:
     add("--rounds", type=int, default=4, help="passes over all points (4)")
     add("--repeats", type=int, default=3, help="timed calls per pass, of which the fastest counts (3)")
     add("--warmup", type=int, default=1, help="untimed calls before (1)")
+    add("--backward", action="store_true", help="also compute the gradients of inputs and weights")
     add("--picture", type=Path, metavar="FILE", help="output plot")
     args = parser.parse_args(argv)
     work = common.WORKS[args.config]
@@ -47,6 +48,7 @@ def main(argv=None) -> dict:
     rows = [measure(*point, args) for _ in range(args.rounds) for point in calls]
     powers = exponents(rows)
     print(table(powers))
+    print(times(rows))
     if args.picture:
         draw.layer_types(rows, {name: f"{name}, O({TYPES[name][0]})" for name in args.layers}, args.picture)
     packages = ["tf-transformer", "tensorflow", "keras"]
@@ -54,10 +56,21 @@ def main(argv=None) -> dict:
 
 
 def prepared(layer: str, n: int, d: int, head: int, args):
-    """Compiles one layer's forward pass on x [1, n, d]."""
+    """Compiles one layer's forward pass on x [1, n, d], or with the gradients of its sum."""
     import tensorflow as tf
 
-    function = tf.function(function_of(layer, d, head, args), autograph=False)
+    forward = function_of(layer, d, head, args)
+
+    def both(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.reduce_sum(forward(x))
+        of_x, *of_weights = tape.gradient(total, [x, *tape.watched_variables()])
+        # So that no gradient is dropped from the graph.
+        with tf.control_dependencies(of_weights):
+            return tf.identity(of_x)
+
+    function = tf.function(both if args.backward else forward, autograph=False)
     x = tf.cast(tf.random.stateless_normal([1, n, d], [common.SEED, n]), args.dtype)
     return lambda: function(x)[0, -1].numpy()
 
@@ -114,6 +127,16 @@ def exponents(rows: list[dict]) -> dict[str, dict[str, float | None]]:
             slope = round(float(np.polyfit(*np.log(points).T, 1)[0]), 2) if fits else None
             powers.setdefault(layer, {})[f"{name}, {varied}"] = slope
     return powers
+
+
+def times(rows: list[dict]) -> str:
+    """Returns the fastest milliseconds of each layer by sequence length n in Markdown."""
+    lengths = sorted({row["n"] for row in rows if row["varied"] == "n"})
+    lines = ["| ms, n | " + " | ".join(f"{n:,}" for n in lengths) + " |", "|---" * (1 + len(lengths)) + "|"]
+    for layer in dict.fromkeys(row["layer"] for row in rows):
+        least = dict(common.least_values(rows, layer, "n", "milliseconds"))
+        lines.append(f"| {layer} | " + " | ".join(f"{least[n]:.3g}" if n in least else "" for n in lengths) + " |")
+    return "\n".join(lines)
 
 
 def table(powers: dict[str, dict[str, float | None]]) -> str:

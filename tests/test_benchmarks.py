@@ -87,6 +87,7 @@ def test_feeding_and_records(folder, capsys):
     [
         (growth, ["--longest", 13, "--repeats", 1, "--tasks", "search step", "training", "translation"], 34),
         (layer_types, ["--longest", 256, "--length", 32, "--window", 4, "--rounds", 2, "--most-mib", 0], 48),
+        (layer_types, ["--longest", 64, "--length", 8, "--rounds", 1, "--backward"], 60),
     ],
 )
 def test_growth_and_layer_types(folder, capsys, program, options, points):
