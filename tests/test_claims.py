@@ -139,9 +139,9 @@ def test_the_grammar_finds_the_most_probable_tree():
     assert grammar.parse(words).leaves() == words
 
 
-def test_the_plan_fits_twenty_hours():
+def test_the_plan_fits_a_weekend():
     trials = {json.dumps(trial.described): trial for name in plan.NAMES for trial in plan.trials_of(name, [])}
-    assert sum(map(plan.estimate, trials.values())) < 20 * 3_600
+    assert sum(map(plan.estimate, trials.values())) < 40 * 3_600
 
 
 @pytest.mark.program
@@ -185,6 +185,40 @@ def test_a_finished_trial_is_not_run_again(tmp_path, monkeypatch, capsys):
     assert "no time left" in capsys.readouterr().out
 
 
+def test_trials_of_a_curve_continue_one_run():
+    for name, trials in plan.experiments([])["curves"].items():
+        assert [trial.seed for trial in trials] == [1, 2], name
+    trials = [trial for trial in plan.trials_of("curves", []) if trial.corpus == plan.CURVES and trial.steps != 2_000]
+    assert len({trial.run for trial in trials}) == 3 * 2
+    by_run = {run: [trial for trial in trials if trial.run == run] for run in {trial.run for trial in trials}}
+    for parts in by_run.values():
+        assert [trial.steps for trial in parts] == [mark for mark in plan.MARKS if mark != 2_000]
+    assert Trial(seed=2).run != Trial().run == Trial(steps=7, after=3).run
+
+
+def test_crossings_are_those_of_lines_in_the_logarithm():
+    """The second curve is at 30 and rises by 1 with each doubling, the first one begins lower and rises by `rise`."""
+    marks, noise = (500, 1_000, 2_000, 4_000), np.random.default_rng(0).normal(0, 0.5, 200)
+
+    def curve(start, rise, samples):
+        values = start + rise * np.log2(np.array(marks) / 500)
+        return [page.Result([], value, value + samples) for value in values]
+
+    for rise in (2.0, 3.5):
+        value, low, high, share = page.crossing(curve(28, rise, noise), curve(30, 1.0, 0 * noise), marks)
+        assert value == pytest.approx(500 * 2 ** (2 / (rise - 1)))
+        expected = 500 * 2 ** (np.percentile(2 - noise, (2.5, 97.5)) / (rise - 1))
+        if rise == 3.5:  # all samples cross between the marks
+            assert (low, high) == pytest.approx(tuple(expected), rel=0.02) and share == 1
+    assert page.crossing(curve(28, 1.0, noise / 9), curve(30, 1.0, noise / 9), marks) == (
+        math.inf,
+        math.inf,
+        math.inf,
+        0,
+    )
+    assert page.crossing(curve(31, 1.0, noise / 9), curve(30, 1.0, noise / 9), marks)[:3] == (500, 500, 500)
+
+
 def line_of(trial, bleu, samples):
     return {"trial": trial.described, "perplexity": 7.0, "scores": {"test": {"bleu": bleu, "samples": samples}}}
 
@@ -220,7 +254,7 @@ def test_the_page_shows_the_lines():
 
 
 def test_pictures_have_bars_or_costs(tmp_path):
-    for name in ("regularization", "cost"):
+    for name in ("regularization", "cost", "curves"):
         trials = plan.trials_of(name, [])
         lines = [line_of(trial, 30.0, [29.0, 31.0]) | {"flop": 7e9, "seconds": 5} for trial in trials]
         page.draw(name, page.results(name, lines), tmp_path / f"{name}.png")

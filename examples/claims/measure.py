@@ -17,7 +17,7 @@ from sacrebleu.metrics.bleu import BLEU
 import tf_transformer as tt
 from examples.claims.models import KINDS, Ramp
 from examples.claims.pcfg import Grammar
-from examples.claims.plan import BATCH_TOKENS, DECODED, TREE_BATCH_TOKENS, WARMUP, Trial
+from examples.claims.plan import BASE, DECODED, TREE_BATCH_TOKENS, WARMUP, Trial
 from tf_transformer.data.corpus import Batching
 from tf_transformer.extensions.parsing import evalb
 from tf_transformer.extensions.parsing.corpus import words_of
@@ -41,7 +41,7 @@ class KindTrainer(tt.Trainer):
 
     def make_model(self, steps: int) -> Any:
         compiled, model = super().make_model(steps), self.new_model()
-        model.skip_not_finite = compiled.skip_not_finite
+        model.skip_not_finite = self.recipe.on_nan == "skip"
         metrics = [tt.TokenAccuracy(), tt.Perplexity(), tt.TokenCount()]
         model.compile(compiled.optimizer, compiled.loss, metrics=metrics, jit_compile=compiled.jit_compile)
         return model
@@ -74,7 +74,7 @@ def measure(trial: Trial, data: Path, folder: Path, deadline: float = math.inf) 
     columns = trainer.fit().history
     last = {name: values[-1] for name, values in columns.items()}
     tokenizer, model = tt.Tokenizer.load(trainer.run.path / "tokenizer.model"), trainer.averaged(1)
-    batching = Batching(tokenizer, BATCH_TOKENS, trial.seed)
+    batching = Batching(tokenizer, trial.batch_tokens, trial.seed)
     text = trainer.corpus.batches(batching).summary()
     source, target = text.source_tokens / text.pairs, text.target_tokens / text.pairs
     flops = KINDS[trial.model].forward_flops(trainer.config, round(source), round(target))
@@ -83,8 +83,9 @@ def measure(trial: Trial, data: Path, folder: Path, deadline: float = math.inf) 
         "flop": float(f"{3 * flops * last['target_tokens'] / target:.4g}"),
         "seconds": round(last["seconds"]),
         "perplexity": round(min(1e9, last["val_perplexity"]), 3),
-        "gradient_norm": round(float(np.nanmean(columns["gradient_norm"])), 3),
     }
+    if "gradient_norm" in columns:  # on TensorFlow
+        line["gradient_norm"] = round(float(np.nanmean(columns["gradient_norm"])), 3)
     if trial.trees:
         options: dict[str, Any] = RUN_OPTIONS
         return line | {"scores": _parse(data, tt.Parser(tt.Translator(model, tokenizer, **options)))}
@@ -94,7 +95,11 @@ def measure(trial: Trial, data: Path, folder: Path, deadline: float = math.inf) 
 
 
 def machine() -> str:
-    """Describes the processor and the number of cores of this process."""
+    """Describes the processor and the number of cores of this process, or under JAX its device."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"
     lines = Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else []
     names = [line.partition(": ")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else 'unknown'}, cores: {len(os.sched_getaffinity(0))}"
@@ -104,25 +109,27 @@ def trainer_of(trial: Trial, data: Path, folder: Path) -> KindTrainer:
     config, corpus = trial.configuration, _corpus(trial, data, folder)
     recipe = tt.Recipe(
         steps=trial.steps,
-        batch_tokens=TREE_BATCH_TOKENS if trial.trees else BATCH_TOKENS,
+        batch_tokens=TREE_BATCH_TOKENS if trial.trees else trial.batch_tokens,
         eval_every=max(1, trial.steps // trial.checkpoints),
         average_last=trial.checkpoints,
         dev_sentences=2,
         clip_norm=1.0,
-        on_nan="skip",
+        on_nan="skip" if trial.model == "unscaled" else "stop",
         seed=trial.seed,
     )
-    file = folder.parent / "tokenizer.model"  # one of all translators
+    file = folder.parent / f"{trial.corpus}.model"  # one of all translators
     if not trial.trees and not file.exists():
-        _corpus(Trial(), data, folder).train_tokenizer(config.vocab_size, recipe.tokenizer).save(file)
+        _corpus(Trial(corpus=trial.corpus), data, folder).train_tokenizer(config.vocab_size, recipe.tokenizer).save(
+            file
+        )
     tokenizer = None if trial.trees else tt.Tokenizer.load(file)
     schedule = Ramp(trial.rate or (config.d_model * WARMUP) ** -0.5, trial.warmup, WARMUP)
     return KindTrainer(folder, config, corpus, recipe, schedule=schedule, tokenizer=tokenizer, kind=trial.model)
 
 
-def _pairs(data: Path, name: str, words: range) -> tuple[list[str], list[str]]:
+def _pairs(trial: Trial, data: Path, name: str, words: range) -> tuple[list[str], list[str]]:
     """Returns the pairs of a text with so many source words."""
-    files = [data / f"multi30k/{name}.{language}" for language in ("en", "de")]
+    files = [data / f"{trial.corpus}/{name}.{language}" for language in ("en", "de")]
     both = zip(*tt.data.read_text_pairs(files[0], files[1]), strict=True)
     pairs = [pair for pair in both if len(pair[0].split()) in words]
     return [source for source, _ in pairs], [target for _, target in pairs]
@@ -131,7 +138,9 @@ def _pairs(data: Path, name: str, words: range) -> tuple[list[str], list[str]]:
 def _corpus(trial: Trial, data: Path, folder: Path) -> tt.Corpus:
     if not trial.trees:
         words = range(trial.words + 1) if trial.words else ALL
-        return tt.Corpus(tt.sources.MemorySource(*_pairs(data, "train", words)), _pairs(data, "dev", words))
+        return tt.Corpus(
+            tt.sources.MemorySource(*_pairs(trial, data, "train", words)), _pairs(trial, data, "dev", words)
+        )
     part = folder.with_suffix(".trees")
     part.parent.mkdir(parents=True, exist_ok=True)
     write_text(part, "".join(f"{line}\n" for line in _trees(trial, data)))
@@ -147,14 +156,18 @@ def _trees(trial: Trial, data: Path) -> list[str]:
 def _translate(trial: Trial, trainer: KindTrainer, data: Path, deadline: float) -> dict[str, Any]:
     """Returns scores by name of test set or search. Those made before the deadline are in scores.json."""
     parts = {"short": range(trial.words + 1), "long": LONG} if trial.words else {"test": ALL}
-    tests: dict[str, Any] = {name: (1, SEARCH, _pairs(data, "test2016", words)) for name, words in parts.items()}
+    text = "test2016" if trial.corpus == BASE.corpus else "dev"  # the other corpus has no test set
+    tests: dict[str, Any] = {name: (1, SEARCH, _pairs(trial, data, text, words)) for name, words in parts.items()}
     if trial.checkpoints == DECODED:
         searches = [(1, 0.0), *((K, alpha) for K in (4, 8) for alpha in (0.0, 0.6, 1.0))]
         test, tests = tests["test"][2], {}
         for last, (K, alpha) in itertools.product((1, 5, DECODED), searches):
             search = {"beam_size": K, "length_penalty": alpha}
             tests[f"last {last}, beams {K}, alpha {alpha}"] = last, search, test
-    file, tokenizer = trainer.run.path / "scores.json", tt.Tokenizer.load(trainer.run.path / "tokenizer.model")
+    file, tokenizer = (
+        trainer.run.path / f"scores-{trial.steps}.json",
+        tt.Tokenizer.load(trainer.run.path / "tokenizer.model"),
+    )
     scores = read_json(file) if file.exists() else {}
     for name, (last, search, (sources, references)) in tests.items():
         if name not in scores:

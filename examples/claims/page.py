@@ -1,13 +1,16 @@
 """Write the results and pictures of docs/explanation/claims.md from the lines in examples/claims/results.jsonl."""
 
 import functools
+import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from examples.claims.plan import NAMES, SIZES, Line, experiments
+from examples.claims.models import KINDS
+from examples.claims.plan import BASE, MARKS, NAMES, SIZES, Line, experiments
 from examples.claims.run import RESULTS, read
 from tf_transformer.utils.files import write_text
 from tf_transformer.utils.lazy import import_extra
@@ -33,6 +36,9 @@ CLAIMS = {
     "parsing": [f"transformer, 10,000 trees > {kind}, 10,000 trees" for kind in ("lstm", "pcfg")],
     "scaling": [f"d_k {d_k}, scaled {sign} d_k {d_k}, unscaled" for d_k, sign in ((16, "="), (64, ">"), (256, ">"))],
     "cost": [f"transformer, {size} > {kind}, {size}" for size in SIZES for kind in ("lstm", "conv")],
+    "curve_tuning": [],
+    "curves": [f"transformer, {MARKS[-1]:,} updates > {kind}, {MARKS[-1]:,} updates" for kind in ("lstm", "conv")],
+    "longer": [f"base, 16,000 updates > {name} 0.0, 16,000 updates" for name in ("dropout", "label_smoothing")],
     "table3": [
         *(f"base > {row}" for row in ("A_h1", "A_h32", "B_dk16", "C_N2", "D_drop0")),
         *(f"{row} > base" for row in ("C_N8", "C_d1024", "big")),
@@ -46,10 +52,15 @@ COLUMNS = {
     "scaling": ("perplexity", "entropy", "gradient_norm"),
     "parsing": ("parameters", "seconds"),
     "cost": ("parameters", "perplexity", "flop", "seconds"),
+    "curves": ("perplexity", "flop", "core_hours"),
 }
 SCORES = {"parsing": "F1"}  # BLEU for others
 FORMATS = {"parameters": ",.0f", "seconds": ",.0f", "flop": ".1e"}
-AXES = {"cost": ("flop", "seconds"), "parsing": ("trees",)}  # of pictures. Others have bars.
+AXES = {
+    "cost": ("flop", "seconds"),
+    "curves": ("flop", "core_hours"),
+    "parsing": ("trees",),
+}  # of pictures. Others have bars.
 
 
 class Result(NamedTuple):
@@ -74,6 +85,50 @@ def results(name: str, lines: list[Line]) -> dict[str, Result]:
             value = np.mean([score.get("bleu", score.get("f1")) for score in scores])
             by_label[label] = Result(ran, float(value), np.take_along_axis(samples, seeds, 0).mean(axis=0))
     return by_label
+
+
+def column_of(line: Line, name: str) -> float | None:
+    """Returns a field of a line or of its trial. `core_hours` is the time of its FLOP on one core, as measured."""
+    fields = line | line["trial"]
+    if name == "core_hours" and "flop" in line:
+        return fields["flop"] / KINDS[fields.get("model", BASE.model)].flops_per_second / 3_600
+    return fields.get(name)
+
+
+def crossing(a: list[Result], b: list[Result], marks: Sequence[int]) -> tuple[float, float, float, float]:
+    """Returns where learning curve a passes b for good: the updates, their interval, and the share of samples that do.
+
+    Between two marks, the difference is linear in the logarithm of the updates. Infinity means at no mark.
+    """
+    values = np.array([[x.value - y.value] for x, y in zip(a, b, strict=True)])
+    differences = np.concatenate([values, [x.samples - y.samples for x, y in zip(a, b, strict=True)]], axis=1)
+    crossings = list[float]()
+    for column in differences.T:
+        below = np.flatnonzero(column <= 0)
+        if not below.size:
+            crossings.append(marks[0])
+        elif (i := below[-1]) == len(marks) - 1:
+            crossings.append(math.inf)
+        else:
+            share = -column[i] / (column[i + 1] - column[i])
+            crossings.append(float(marks[i] * (marks[i + 1] / marks[i]) ** share))
+    value, *samples = crossings
+    low, high = np.percentile(samples, (2.5, 97.5), method="nearest")
+    return value, float(low), float(high), float(np.isfinite(samples).mean())
+
+
+def crossings(by_label: dict[str, Result]) -> str:
+    """Returns where the Transformer's learning curve passes each other kind's, in Markdown."""
+    text = ""
+    updates = lambda value: f"{value:,.0f}" if math.isfinite(value) else f"more than {MARKS[-1]:,}"  # noqa: E731
+    for kind in ("lstm", "conv"):
+        ours, theirs = ([f"{name}, {mark:,} updates" for mark in MARKS] for name in ("transformer", kind))
+        if {*ours, *theirs} <= by_label.keys():
+            a, b = ([by_label[label] for label in labels] for labels in (ours, theirs))
+            value, low, high, share = crossing(a, b, MARKS)
+            text += f"- the Transformer passes {kind} for good after {updates(value)} updates"
+            text += f" [{updates(low)}, {updates(high)}], and in {share:.0%} of the samples at all\n"
+    return text
 
 
 def verdict(claim: str, by_label: dict[str, Result]) -> tuple[str, str]:
@@ -103,11 +158,14 @@ def render(name: str, lines: list[Line]) -> str:
     outcome, claims = verdicts(name, by_label)
     text = f"**{outcome.capitalize()}.**\n\n"
     text += "".join(f"- {claim}: {difference}{state}\n" for claim, (state, difference) in claims.items())
+    if name == "curves":
+        text += crossings(by_label)
     score = SCORES.get(name, "BLEU")
     rows = [["", "seeds", score, *(column.replace("_", " ") for column in columns)], ["---"] * (3 + len(columns))]
     for label, (of_seeds, value, samples) in by_label.items():
         low, high = bounds(samples)
-        means = {column: np.mean([line[column] for line in of_seeds]) for column in columns if column in of_seeds[0]}
+        values = {column: [column_of(line, column) for line in of_seeds] for column in columns}
+        means = {column: np.mean(np.array(of_all)) for column, of_all in values.items() if None not in of_all}
         cells = [f"{means[column]:{FORMATS.get(column, '.2f')}}" if column in means else "" for column in columns]
         rows.append([label, str(len(of_seeds)), f"{value:.2f} [{low:.2f}, {high:.2f}]", *cells])
     text += "\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
@@ -146,7 +204,7 @@ def draw(name: str, by_label: dict[str, Result], path: Path) -> None:
             chosen = {label: result for label, result in by_label.items() if label.startswith(kind)}
             values = [result.value for result in chosen.values()]
             errors = np.abs(np.transpose([bounds(result.samples) for result in chosen.values()]) - values)
-            costs = [np.mean([(line | line["trial"]).get(column, 0) for line in one.lines]) for one in chosen.values()]
+            costs = [np.mean([column_of(line, column) or 0 for line in one.lines]) for one in chosen.values()]
             axis.errorbar(
                 costs if column else [*chosen], values, errors, fmt="o-" if column else "o", capsize=3, label=kind
             )

@@ -1,6 +1,8 @@
 """All trials of the experiments, and estimates of their cost. A trial is one training, which experiments may share."""
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +13,16 @@ from tf_transformer.extensions import parsing
 
 Line = dict[str, Any]  # one of results.jsonl
 Groups = dict[str, list["Trial"]]  # trials that differ by seed, by name
-WARMUP, BATCH_TOKENS, TREE_BATCH_TOKENS = 600, 1_024, 2_048
+WARMUP, BATCH_TOKENS, TREE_BATCH_TOKENS, CURVE_BATCH_TOKENS = 600, 1_024, 2_048, 2_048
+MARKS = (500, 1_000, 2_000, 4_000, 8_000, 16_000)  # updates at which the models of a learning curve are scored
+CURVES = "tatoeba-en-de"  # corpus of the learning curves, five times as many pairs as Multi30k
 ROWS = {row: table3.scaled(row, "multi30k").to_dict() for row in table3.PAPER}
 ROWS = {row: dict(config.items() - ROWS["base"].items()) for row, config in ROWS.items()}  # differences from base
+LONGER = {  # settings whose verdict may hang on the number of updates
+    "base": {},
+    "dropout 0.0": {"dropout": 0.0},
+    "label_smoothing 0.0": {"label_smoothing": 0.0},
+}
 DISAGREE = ("A_h1", "C_N8", "D_drop2", "E_learned", "big")  # rows that disagreed with the paper with one seed
 RATES = (0.001, 0.002, 0.004, 0.008)  # peaks of the learning rate among which each kind of model is tuned
 LSTM: dict[str, Any] = {"num_layers": 2, "num_heads": 1}
@@ -40,6 +49,9 @@ class Trial:
     rate: float | None = None  # peak of the learning rate, by default that of equation (3)
     warmup: int = WARMUP  # steps. The rate always decays as after 600.
     steps: int = 2_000
+    after: int = 0  # of these steps, those that another trial makes. This one continues its run.
+    batch_tokens: int = BATCH_TOKENS
+    corpus: str = "multi30k"
     checkpoints: int = 4  # to keep
     words: int | None = None  # maximum number of source words of a training pair
     trees: int | None = None  # number of training trees, for a parser
@@ -48,6 +60,12 @@ class Trial:
     def described(self) -> dict[str, Any]:
         """Settings that differ from the defaults, which identify the trial."""
         return {name: value for name, value in vars(self).items() if value != getattr(BASE, name)}
+
+    @property
+    def run(self) -> str:
+        """Name of the directory of its run. Trials that continue each other share it."""
+        settings = {name: value for name, value in self.described.items() if name not in ("steps", "after")}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
 
     @property
     def configuration(self) -> TransformerConfig:
@@ -60,6 +78,7 @@ class Trial:
 
 
 BASE = Trial()
+ON_CURVES: dict[str, Any] = {"corpus": CURVES, "batch_tokens": CURVE_BATCH_TOKENS}
 DECODED = 20  # checkpoints of the run that is decoded in many ways
 
 
@@ -74,9 +93,19 @@ def tuning() -> Groups:
     return {f"{option['model']}, {option['rate']}": seeds(1, **option) for option in options}
 
 
-def tuned(kind: str, lines: list[Line]) -> dict[str, Any]:
+def curve_tuning() -> Groups:
+    """Returns one more rate than `tuning`, whose highest was the best of two kinds."""
+    options = [
+        {"model": kind, "config": config, "rate": rate}
+        for kind, config in SIZES["small"].items()
+        for rate in (*RATES[1:], 0.016)
+    ]
+    return {f"{one['model']}, {one['rate']}": seeds(1, **one, **ON_CURVES) for one in options}
+
+
+def tuned(kind: str, lines: list[Line], groups: Groups | None = None) -> dict[str, Any]:
     """Returns a kind and its rate of the lowest perplexity on the dev set, or the middle one if none has run."""
-    trials = [trial for (trial,) in tuning().values() if trial.model == kind]
+    trials = [trial for (trial,) in (groups or tuning()).values() if trial.model == kind]
     ran = [(line["perplexity"], trial.rate) for trial in trials if (line := trial.line(lines))]
     return {"model": kind, "rate": min(ran)[1] if ran else RATES[1]}
 
@@ -114,6 +143,19 @@ def experiments(lines: list[Line]) -> dict[str, Groups]:
             for size, configs in SIZES.items()
             for kind, config in configs.items()
         },
+        "curve_tuning": curve_tuning(),
+        "curves": {
+            f"{kind}, {steps:,} updates": seeds(
+                2, config=config, steps=steps, after=after, **ON_CURVES, **tuned(kind, lines, curve_tuning())
+            )
+            for kind, config in SIZES["medium"].items()
+            for after, steps in zip((0, *MARKS), MARKS, strict=False)
+        },
+        "longer": {
+            f"{name}, {steps:,} updates": seeds(1, config=config, steps=steps)
+            for steps in (2_000, 16_000)
+            for name, config in LONGER.items()
+        },
         "table3": {
             row: seeds(3 if row in ("base", *DISAGREE) else 1, config=ROWS[row])
             for row in sorted(ROWS, key=lambda row: row not in ("base", *DISAGREE))
@@ -122,15 +164,16 @@ def experiments(lines: list[Line]) -> dict[str, Groups]:
 
 
 NAMES = [*experiments([])]
+RATES_OF = {"parsing": "tuning", "cost": "tuning", "curves": "curve_tuning"}  # experiments that need another's rates
 
 
 def trials_of(name: str, lines: list[Line], steps: int | None = None) -> list[Trial]:
     """Returns the trials of an experiment in their order: first seeds first. `steps` replaces the steps of each."""
-    needed = trials_of("tuning", lines, steps) if name in ("parsing", "cost") else []
+    needed = trials_of(rates, lines, steps) if (rates := RATES_OF.get(name)) else []
     trials = [trial for group in experiments(lines)[name].values() for trial in group]
     if name != "table3":  # whose first rows have all their seeds before the other rows
         trials.sort(key=lambda trial: trial.seed)
-    trials = needed + [dataclasses.replace(trial, steps=steps or trial.steps) for trial in trials]
+    trials = needed + [dataclasses.replace(trial, steps=steps, after=0) if steps else trial for trial in trials]
     return sorted(trials, key=lambda trial: trial.model != "pcfg")  # which needs no rate
 
 
@@ -145,7 +188,7 @@ def estimate(trial: Trial) -> float:
 
     if trial.model == "pcfg":
         return scoring(trial)
-    kind, tokens = KINDS[trial.model], TREE_BATCH_TOKENS if trial.trees else BATCH_TOKENS
+    kind, tokens = KINDS[trial.model], TREE_BATCH_TOKENS if trial.trees else trial.batch_tokens
     source, target = (20, 70) if trial.trees else (16, 16)  # tokens of a sentence, about
-    flops = 3 * trial.steps * tokens / target * kind.forward_flops(trial.configuration, source, target)
+    flops = 3 * (trial.steps - trial.after) * tokens / target * kind.forward_flops(trial.configuration, source, target)
     return flops / kind.flops_per_second + scoring(trial) * (21 if trial.checkpoints == DECODED else 1)

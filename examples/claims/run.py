@@ -1,18 +1,19 @@
 """Run the experiments of docs/explanation/claims.md: train their models, score them, and append a line for each.
 
-A stopped or killed program resumes when you run it again. DIR holds multi30k/{train,dev,test2016}.{en,de} and
-treebank/gum.{train,dev}.trees.
+A stopped or killed program resumes when you run it again. DIR holds multi30k/{train,dev,test2016}.{en,de},
+tatoeba-en-de/{train,dev}.{en,de} and treebank/gum.{train,dev}.trees. Parts of the plan run beside each other with
+different --only, --run and --results, the last a copy of the lines that the rates come from.
 """
 
-import hashlib
 import json
+import re
 import shutil
 import time
 from pathlib import Path
 
 from examples.claims.plan import NAMES, Line, Trial, estimate, scoring, trials_of
 from tf_transformer.utils.files import write_text
-from trainers.command import as_path, load_tensorflow, options, positive, run_program
+from trainers.command import as_path, load_backend, options, positive, run_program
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 
@@ -22,10 +23,11 @@ def read(path: Path) -> list[Line]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def missing(name: str, results: Path, steps: int | None) -> list[Trial]:
-    """Returns the trials of an experiment that have not run."""
+def missing(name: str, results: Path, steps: int | None, only: str = "") -> list[Trial]:
+    """Returns the trials of an experiment that have not run, or those of them whose settings match."""
     lines = read(results)
-    return [trial for trial in trials_of(name, lines, steps) if not trial.line(lines)]
+    trials = [trial for trial in trials_of(name, lines, steps) if not trial.line(lines)]
+    return [trial for trial in trials if re.search(only, json.dumps(trial.described))]
 
 
 def show_plan(names: list[str], results: Path) -> None:
@@ -45,6 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--data", type=as_path, metavar="DIR", help="directory of the corpora")
     add("--experiment", choices=NAMES, metavar="NAME", help=f"{', '.join(NAMES)} (all, in this order)")
+    add("--only", default="", metavar="REGEX", help="run trials whose settings, as the plan prints them, match")
     add("--hours", type=float, default=20.0, metavar="H", help="stop before so many hours have passed (20)")
     add("--plan", action="store_true", help="print the trials to run and their estimated times")
     add("--run", type=as_path, default=Path("runs/claims"), metavar="DIR", help="run directory (runs/claims)")
@@ -55,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
     names = [args.experiment] if args.experiment else NAMES
     if not args.plan and not args.data:
         parser.error("expected --data DIR or --plan")
-    load_tensorflow()
+    load_backend()
     import keras
 
     from examples.claims.measure import measure
@@ -65,10 +68,10 @@ def main(argv: list[str] | None = None) -> None:
         return show_plan(names, args.results)
     for name in names:
         # Later trials depend on the lines of the first ones.
-        while waiting := missing(name, args.results, args.steps):
+        while waiting := missing(name, args.results, args.steps, args.only):
             trial = waiting[0]
             print(f"\n{name} {json.dumps(trial.described)}: about {estimate(trial) / 60:.0f} minutes", flush=True)
-            folder = args.run / hashlib.sha256(json.dumps(trial.described, sort_keys=True).encode()).hexdigest()[:10]
+            folder = args.run / trial.run
             keras.utils.clear_session()
             try:
                 if time.monotonic() > (last := end - scoring(trial)):
@@ -78,7 +81,8 @@ def main(argv: list[str] | None = None) -> None:
                 return print(f"{stop}. To resume, run this command again.")
             # The whole file is written, so that a killed process leaves no part of a line.
             write_text(args.results, "".join(f"{json.dumps(one)}\n" for one in (*read(args.results), line)))
-            shutil.rmtree(folder, ignore_errors=True)
+            if all(other.run != trial.run for other in waiting[1:]):
+                shutil.rmtree(folder, ignore_errors=True)
         print(f"{name}: complete")
 
 
