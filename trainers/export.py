@@ -17,6 +17,8 @@ from tf_transformer.training.recipe import Recipe
 
 from .command import add_search_options, as_path, chosen, load_backend, model_name, options, positive, run_program
 
+TRANSLATES = "translation"  # kind of run of a `Translator`. Engines of other tasks take fewer options.
+
 
 def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Format, dict[str, Any]]:
     """Returns the options, the format, and the options that only some formats take."""
@@ -84,14 +86,16 @@ def main(argv: list[str] | None = None) -> None:
     if args.version and (path := unused.with_name(str(args.version))).exists():
         raise tt.BadInput(f"--version: expected a new one, but {path} exists")
     run = Run(args.run[0]) if args.run else None
-    settings: dict[str, Any] = run.settings() if run else {"kind": "translation", "corpus": {}}
-    parses = settings["kind"] == "parsing"
-    if parses and (fixed or args.languages or format.problem(args.dtype, {"parser": True}) or len(args.run) > 1):
-        raise tt.BadInput(f"{args.run[0]}: expected options of a parser, since the run is one, got a translator's")
+    settings: dict[str, Any] = run.settings() if run else {"kind": TRANSLATES, "corpus": {}}
+    translates = settings["kind"] == TRANSLATES
+    needs = {"tasks": not translates}
+    if not translates and (fixed or args.languages or format.problem(args.dtype, needs) or len(args.run) > 1):
+        task = settings["kind"]
+        raise tt.BadInput(f"{args.run[0]}: expected options of the run's task, {task}, got a translator's")
     dev = read_dev(settings, args.dev) if "scores" in format.takes else None
 
     float32 = load(args, settings)
-    model = (float32.translator if parses else float32).model
+    model = (float32 if translates else float32.translator).model
     print(f"{model.count_params():,} parameters", flush=True)
     metadata = {}
     if "metadata" in format.takes:
@@ -152,7 +156,7 @@ def metadata_of(
     elif run:
         scores = measured(run, metadata["step"], parameters)
         metadata |= scores if args.dtype == "float32" else {}
-    if settings["kind"] != "parsing":
+    if settings["kind"] == TRANSLATES:
         languages = dict(zip(LANGUAGES, args.languages or (), strict=False))
         metadata |= languages or language_facts(float32, languages_of(settings["corpus"].get("train")))
     return metadata | ({"license": args.license} if args.license else {})

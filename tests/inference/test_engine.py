@@ -252,6 +252,18 @@ def test_a_model_without_text_raises(tmp_path):
         tt.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "names, translates",
+    [([], True), (["mine"], True), (["model_info", "translate"], True), (["model_info", "parse"], False)],
+)
+def test_exports_of_other_tasks_do_not_translate(names, translates, tmp_path):
+    root = tf.Module()
+    root.f = tf.function(lambda text: {"text": tf.strings.upper(text)}, [tf.TensorSpec([None], tf.string)])
+    tf.saved_model.save(root, str(tmp_path / "1"), dict.fromkeys(["serving_default", *names], root.f))
+    engine = tt.load(tmp_path)
+    assert engine.translates == translates and engine("a") == "A"
+
+
 @pytest.mark.parametrize("names", [["text"], ["words", "labels"]])
 def test_several_texts_per_row_raise(names, tmp_path):
     """As of another library's tagger, whose words are not joined."""

@@ -102,7 +102,7 @@ class Engine(ABC):
         max_values: Highest value of an option of a call, and of "n_best", by name.
         languages: Languages of a multilingual model, otherwise ().
         batch_size: Texts per batch. They are sorted by length first.
-        translates: Whether its outputs are translations, and not a parser's trees.
+        translates: Whether its outputs are translations, and not those of another task.
         aligns: Whether it has `aligned`.
         parallel: How several calls run at the same time: on "threads", in "processes", or `None`, one after the other.
         joins: Whether a batch takes less time than its texts one by one, so that callers share batches.

@@ -72,8 +72,8 @@ def load(
 ) -> Engine:
     """Opens a model for inference: `tt.load("savedmodels/demo")(["Hello world."])` returns ["Hallo Welt."].
 
-    SavedModels, LiteRT and ONNX exports run without the Keras model. Runs and checkpoints load as a `Translator` or a
-    `Parser`. To get the trainable Keras model of a SavedModel, call `Translator.from_pretrained`.
+    SavedModels, LiteRT and ONNX exports run without the Keras model. Runs and checkpoints load as a `Translator`, or
+    as the engine of their task. To get the trainable Keras model of a SavedModel, call `Translator.from_pretrained`.
 
     Args:
         path: Directory of a run, or a list of several for an `Ensemble`. Or the directory of a SavedModel, a LiteRT or

@@ -51,7 +51,7 @@ def load_graph(address: str) -> Any:
 
 
 class SavedModel(Engine):
-    """SavedModel of a translator or a parser, or another whose `serving_default` takes and returns text.
+    """SavedModel of a translator, or another whose `serving_default` takes and returns text.
 
     A tagger returns the labels of the words, joined by spaces.
 
@@ -106,7 +106,8 @@ class SavedModel(Engine):
         (self._text,) = strings
         inputs = signatures["translate"].structured_input_signature[1] if "translate" in signatures else {}
         self.call_options = tuple(name for name in SEARCH_OPTIONS if name in inputs)
-        self.translates = "parse" not in signatures
+        # All exports of this package have `model_info`, those of other tasks under signatures of their own.
+        self.translates = "translate" in signatures or "model_info" not in signatures
         self.aligns = {"translate_details", "tokenize", "detokenize"} <= signatures.keys()
         limits = {"beam_size": "max_beam_size", "max_length": "max_length", "n_best": "n_best"}
         with reading(address, "an export of this package, by its tf_transformer.json"):

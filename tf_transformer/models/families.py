@@ -59,7 +59,7 @@ class Family:
         recognizes: Function that returns whether a directory holds one of its checkpoints.
         load: Function that reads such a folder. `None` if the family has no pretrained models.
         write: Function that returns the contents of such a directory for a translator of this family. `None` means
-            MarianMT's.
+            the format's default.
         owner: Default owner of its models on the Hugging Face Hub.
     """
 

@@ -36,7 +36,7 @@ class Recipe:
         cooldown_steps: final steps over which the learning rate falls to 0. They are of Zhai et al. (2022).
         eval_every: approximate number of steps between checkpoints. `None` means 1,500, or a 20th of all steps if less.
         early_stopping_patience: checkpoints without a better dev score before training stops. `None` means never.
-        metric: score that chooses checkpoints: BLEU, chrF, chrF++, TER or spBLEU. `None` means BLEU, or F1 for parsers.
+        metric: score that chooses checkpoints: BLEU, chrF, chrF++, TER or spBLEU. `None` means the task's score.
         average: checkpoints to average at the end, "last" or, by the metric, "best".
         average_last: number of checkpoints to average at the end (section 6.1). As many are kept, at least 2. `None`
             means 5, or 1 with `ema_momentum`.

@@ -530,7 +530,7 @@ class Trainer:
             search: Options of `Translator`, for example beam_size.
 
         Returns:
-            A `Translator`, or a `Parser` if the run parses.
+            A `Translator`, or the engine of the run's task.
 
         Raises:
             BadInput: If the run has no checkpoint.
@@ -544,13 +544,13 @@ class Trainer:
         """Scores the run.
 
         Args:
-            files: Source and reference file, or files of trees, or a list of sources and one of their references.
-                Defaults to the corpus's test set.
+            files: Source and reference file, or the files that the task reads, or a list of sources and one of their
+                references. Defaults to the corpus's test set.
             translator: Translator to score. Defaults to `self.translator()`.
 
         Returns:
-            "BLEU" and "chrF", or "F1", each with its `value` and its `signature`. If the test set is several, these are
-            means, and "BLEU NAME" and so on are those of each.
+            "BLEU" and "chrF", or the task's scores, each with its `value` and its `signature`. If the test set
+            is several, these are means, and "BLEU NAME" and so on are those of each.
 
         Raises:
             BadInput: If `files` are neither files nor two lists, or the run has no checkpoint.

@@ -296,7 +296,7 @@ tree_parser = test_parsing.parser  # a fixture
 @pytest.mark.slow
 def test_a_parser_is_rejected(tmp_path, tree_parser):
     tree_parser.save(tmp_path / "parser/1")
-    with pytest.raises(tt.BadInput, match="parser/1: expected a translator's export, got a parser"):
+    with pytest.raises(tt.BadInput, match="parser/1: expected a translator's export, got one of another task"):
         Model(tt.beam.TranslationSettings(str(tmp_path / "parser/1")))
 
 

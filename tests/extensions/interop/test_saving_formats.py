@@ -32,10 +32,10 @@ def test_save_writes_every_format(format, translator, tmp_path, monkeypatch, req
 
 def test_what_a_format_does_not_support():
     ctranslate2, saved_model = format_of("ctranslate2"), format_of("savedmodel")
-    assert saved_model.problem("int8", {"parser": True, "metadata": True, "n_best": 3}) == ""
-    assert ctranslate2.problem("int16", {"parser": False, "n_best": None}) == ""
-    wrong = ctranslate2.problem("int8", {"parser": True, "n_best": 3})
-    assert wrong == "a directory for CTranslate2: does not support parser, n_best"
+    assert saved_model.problem("int8", {"tasks": True, "metadata": True, "n_best": 3}) == ""
+    assert ctranslate2.problem("int16", {"tasks": False, "n_best": None}) == ""
+    wrong = ctranslate2.problem("int8", {"tasks": True, "n_best": 3})
+    assert wrong == "a directory for CTranslate2: does not support tasks, n_best"
     wrong = saved_model.problem("int16", {})
     assert wrong == "dtype: expected one of float32, bfloat16, float16, int8 for a SavedModel, got 'int16'"
     with pytest.raises(tt.BadInput, match="format: expected one of savedmodel, .*, transformers, got 'pmml'"):

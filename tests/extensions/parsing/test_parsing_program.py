@@ -79,7 +79,7 @@ def test_a_run_from_trees_to_a_savedmodel_that_parses(files, tmp_path, capsys, m
     trainer_export.main(["--run", str(run), *more])
     assert re.findall(r"^F1 [\d.]+ in (\w+)  EVALB", capsys.readouterr().out, re.M) == ["float32", "bfloat16"]
     error = fails(trainer_export, ["--run", run, "--name", "m", "--base", models, "--n-best", 2], capsys)
-    assert error.endswith("expected options of a parser, since the run is one, got a translator's")
+    assert error.endswith("expected options of the run's task, parsing, got a translator's")
 
 
 def test_wrong_arguments(files, tmp_path, capsys):

@@ -104,7 +104,8 @@ class Model:
         self._engine = load(method.path, batch_size=CHUNK, threads=method.threads)
         self._n = method.n_best if method.n_best > 1 else None
         if not self._engine.translates:
-            raise BadInput(f"{method.path}: expected a translator's export, got a parser. Parse with tt.load.")
+            message = "expected a translator's export, got one of another task. Open it with tt.load."
+            raise BadInput(f"{method.path}: {message}")
         try:
             self._engine.request(self._n, method.options)
         except BadInput as error:

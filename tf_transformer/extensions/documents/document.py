@@ -72,13 +72,13 @@ def translate(
         A string for one text, a list for several.
 
     Raises:
-        BadInput: As in a call, or if the engine is a parser, the format is unknown, XML is not well formed, an encoding
-            is unknown, or a package is missing.
+        BadInput: As in a call, or if the engine has another task, the format is unknown, XML is not well formed, an
+            encoding is unknown, or a package is missing.
     """
     if not isinstance(engine, Engine):
         raise BadInput(f"engine: expected a Translator or an engine of tt.load, got {shown(engine)}")
     if not engine.translates:
-        raise BadInput("engine: expected a translator, got a parser, which takes sentences")
+        raise BadInput("engine: expected a translator, got an engine of another task")
     is_single = isinstance(texts, str | bytes) or getattr(texts, "shape", None) == ()
     documents = list(strings_in([texts] if is_single else texts))
     outputs = _translated(engine, documents, format, sentences, options)

@@ -140,7 +140,8 @@ class ServedModel:
         if not self.signatures or {"translate", "model_info"} <= self.signatures.keys():
             engine = model if isinstance(model, Engine) else opened(model)
             if not engine.translates:
-                raise BadInput("serve: expected a translator, got a parser. Export it, and serve its SavedModel.")
+                expected = "serve: expected a translator, got an engine of another task"
+                raise BadInput(f"{expected}. Export it, and serve its SavedModel.")
             self.kind, (pool, count) = type(engine).__name__, pooled(engine, workers)
         self.turns = Turns(count)
         # A long request leaves a worker to the others.
