@@ -26,8 +26,8 @@ __all__ = list(_HOMES)
 # Paths and not objects, so that a module is imported only when its name is used.
 registry.core |= {
     "engines": {
-        "savedmodel": "tf_transformer.inference.loading:SAVED_MODEL",
-        "run": "tf_transformer.training.opening:RUN",
+        "savedmodel": "tf_transformer.inference.loading:OPENS_SAVED_MODEL",
+        "run": "tf_transformer.training.opening:OPENS_RUN",
     },
     "formats": {"savedmodel": "tf_transformer.serving.formats:SAVED_MODEL"},
     "families": {"transformer": "tf_transformer.models.families:PAPER"},

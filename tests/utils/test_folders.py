@@ -9,9 +9,9 @@ import tf_transformer as tt
 from tf_transformer.training.run import Run
 from tf_transformer.utils.folders import (
     EXPORTS,
-    LITERT,
-    ONNX,
-    SAVED_MODEL,
+    LITERT_FILE,
+    ONNX_FILE,
+    SAVED_MODEL_FILE,
     find_saved_model,
     found_in,
     model_folder,
@@ -27,7 +27,7 @@ def put(folder, *names):
         (folder / name).touch()
 
 
-@pytest.mark.parametrize("file", [SAVED_MODEL, LITERT, ONNX])
+@pytest.mark.parametrize("file", [SAVED_MODEL_FILE, LITERT_FILE, ONNX_FILE])
 def test_a_models_folder_means_its_newest_version(file, tmp_path):
     name = tmp_path / "name"
     for version in ("9", "010", "10", "x", "10x", "-11", "1" * 19, ".12-tmp"):
@@ -40,16 +40,16 @@ def test_a_models_folder_means_its_newest_version(file, tmp_path):
     assert newest(name, file) == model_folder(name) == name / "10"
     for folder in ("10", "x", "9/"):
         assert model_folder(f"{name}/{folder}") == name / folder
-    assert needs_no_tensorflow(name) == needs_no_tensorflow(name / "x") == (file != SAVED_MODEL)
-    assert find_saved_model(name) == (name / "10" if file == SAVED_MODEL else None)
+    assert needs_no_tensorflow(name) == needs_no_tensorflow(name / "x") == (file != SAVED_MODEL_FILE)
+    assert find_saved_model(name) == (name / "10" if file == SAVED_MODEL_FILE else None)
 
 
 def test_the_newest_of_both_kinds(tmp_path):
-    for version, file in enumerate([LITERT, SAVED_MODEL, ONNX, LITERT], 1):
+    for version, file in enumerate([LITERT_FILE, SAVED_MODEL_FILE, ONNX_FILE, LITERT_FILE], 1):
         put(tmp_path / str(version), file)
         assert model_folder(tmp_path) == tmp_path / str(version)
-        assert needs_no_tensorflow(tmp_path) == (file != SAVED_MODEL)
-    assert saved_model_of(tmp_path) == tmp_path / "2" and newest(tmp_path, LITERT) == tmp_path / "4"
+        assert needs_no_tensorflow(tmp_path) == (file != SAVED_MODEL_FILE)
+    assert saved_model_of(tmp_path) == tmp_path / "2" and newest(tmp_path, LITERT_FILE) == tmp_path / "4"
     assert not needs_no_tensorflow("gs://bucket/model")
 
 
@@ -62,7 +62,7 @@ def test_a_folder_without_a_model_is_one_line(tmp_path):
     put(tmp_path / "1")
     for folder, reason in ((tmp_path, "found no {} in "), (tmp_path / "nowhere", "found nothing at ")):
         for take, files in (
-            (saved_model_of, SAVED_MODEL),
+            (saved_model_of, SAVED_MODEL_FILE),
             (model_folder, " or ".join(EXPORTS)),
             (LiteRT, "model.tflite"),
             (litert_client.opened, "model.tflite or model.onnx"),
@@ -78,9 +78,9 @@ def test_a_folder_without_a_model_is_one_line(tmp_path):
 def test_what_another_folder_is_and_what_opens_it(tmp_path, capsys):
     from trainers import translate
 
-    put(tmp_path / "saved/7", SAVED_MODEL)
-    put(tmp_path / "litert/7", LITERT, "model.json", "source.spm", "target.spm")
-    put(tmp_path / "onnx/7", ONNX, "model.json", "tokenizer.model")
+    put(tmp_path / "saved/7", SAVED_MODEL_FILE)
+    put(tmp_path / "litert/7", LITERT_FILE, "model.json", "source.spm", "target.spm")
+    put(tmp_path / "onnx/7", ONNX_FILE, "model.json", "tokenizer.model")
     put(tmp_path / "ctranslate2/7", "model.bin", "source.spm", "target.spm")
     put(tmp_path / "records", "records.json")
     put(tmp_path / "marian", "source.spm", "config.json")
@@ -102,4 +102,4 @@ def test_what_another_folder_is_and_what_opens_it(tmp_path, capsys):
                 take(tmp_path / name)
             assert len(str(error.value).splitlines()) == 1
     assert re.search("found nothing at", fails(translate, [tmp_path / "nowhere"], capsys))
-    assert "a SavedModel, " in found_in(tmp_path / "saved", LITERT)
+    assert "a SavedModel, " in found_in(tmp_path / "saved", LITERT_FILE)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tf_transformer import registry
 from tf_transformer.inference.engine import Engine
 from tf_transformer.utils.files import user_path
-from tf_transformer.utils.folders import SAVED_MODEL as SAVED_MODEL_FILE
-from tf_transformer.utils.folders import folders_of, found_in, holds
+from tf_transformer.utils.folders import SAVED_MODEL_FILE, folders_of, found_in, holds
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Folders
 from tf_transformer.utils.values import BadInput, Count, checked
@@ -51,7 +50,7 @@ class Opener:
     trains: bool = False
 
 
-SAVED_MODEL = Opener(
+OPENS_SAVED_MODEL = Opener(
     title="a SavedModel",
     can_open=lambda path: "://" in path or holds(path, SAVED_MODEL_FILE),
     open=lambda path, **options: savedmodel.SavedModel(path, **options),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from tf_transformer.inference.loading import Opener
 from tf_transformer.utils.files import user_path
-from tf_transformer.utils.folders import CTRANSLATE2, LITERT, ONNX, newest
+from tf_transformer.utils.folders import CTRANSLATE2_FILE, LITERT_FILE, ONNX_FILE, newest
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.reading import read_json
 from tf_transformer.utils.values import BadInput
@@ -21,7 +21,7 @@ else:
 def is_run(path: str) -> bool:
     """Returns whether a directory holds a run, rather than an export or a pretrained checkpoint."""
     folder = user_path(path)
-    if not (folder / "config.json").is_file() or newest(folder, LITERT, ONNX, CTRANSLATE2):
+    if not (folder / "config.json").is_file() or newest(folder, LITERT_FILE, ONNX_FILE, CTRANSLATE2_FILE):
         return False
     with contextlib.suppress(BadInput):  # A damaged file also belongs to a run.
         if "recipe" in read_json(folder / "config.json"):
@@ -29,7 +29,7 @@ def is_run(path: str) -> bool:
     return families.family_of_folder(folder) is None
 
 
-RUN = Opener(
+OPENS_RUN = Opener(
     title="a run",
     can_open=is_run,
     open=lambda folders, **options: tasks.open_runs(folders, **options),

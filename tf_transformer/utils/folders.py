@@ -14,18 +14,20 @@ VERSION = re.compile("[0-9]{1,18}")  # name of a version's directory
 HUB_NAME = re.compile(r"([\w.-]+/)?[\w.-]+")
 # Directories that programs create.
 OF_PROGRAMS = ("runs", "savedmodels", "litert", "onnx", "ctranslate2", "argos", "transformers")
-SAVED_MODEL, LITERT, ONNX, CTRANSLATE2 = "saved_model.pb", "model.tflite", "model.onnx", "model.bin"
-EXPORTS = (SAVED_MODEL, LITERT, ONNX)  # tt.load opens them
-RUN = "a run, {0}, which tt.load opens, and of which `tf-transformer export --run {0} --name NAME` makes a SavedModel"
-CHECKPOINT = RUN.replace("a run", "a pretrained checkpoint").replace("--run", "--pretrained")
+SAVED_MODEL_FILE, LITERT_FILE, ONNX_FILE, CTRANSLATE2_FILE = "saved_model.pb", "model.tflite", "model.onnx", "model.bin"
+EXPORTS = (SAVED_MODEL_FILE, LITERT_FILE, ONNX_FILE)  # tt.load opens them
+RUN_FOUND = (
+    "a run, {0}, which tt.load opens, and of which `tf-transformer export --run {0} --name NAME` makes a SavedModel"
+)
+CHECKPOINT_FOUND = RUN_FOUND.replace("a run", "a pretrained checkpoint").replace("--run", "--pretrained")
 OPENED_BY = {  # description of a kind of directory and what opens it, by a file that identifies the kind
-    SAVED_MODEL: "a SavedModel, {}, which tt.load opens",
-    LITERT: "a LiteRT export, {}, which tt.load opens",
-    ONNX: "an ONNX export, {}, which tt.load opens",
-    CTRANSLATE2: "an export for CTranslate2, {}, which ctranslate2.Translator opens",
+    SAVED_MODEL_FILE: "a SavedModel, {}, which tt.load opens",
+    LITERT_FILE: "a LiteRT export, {}, which tt.load opens",
+    ONNX_FILE: "an ONNX export, {}, which tt.load opens",
+    CTRANSLATE2_FILE: "an export for CTranslate2, {}, which ctranslate2.Translator opens",
     "records.json": "prepared records, {}, which tt.Records opens",
-    "source.spm": CHECKPOINT,
-    "sentencepiece.bpe.model": CHECKPOINT,
+    "source.spm": CHECKPOINT_FOUND,
+    "sentencepiece.bpe.model": CHECKPOINT_FOUND,
 }
 
 
@@ -46,7 +48,7 @@ def found_in(path: str | os.PathLike[str], *wanted: str) -> str:
         if file not in wanted and (other := newest(folder, file)):
             return f"got {description.format(other)}"
     if (folder / "config.json").is_file() and "recipe" in read_json(folder / "config.json"):
-        return f"got {RUN.format(folder)}"
+        return f"got {RUN_FOUND.format(folder)}"
     found = f"found no {' or '.join(wanted)} in {folder}"
     if models := [
         child for child in sorted(folder.iterdir()) if not child.name.startswith(".") and _holds_model(child)
@@ -75,7 +77,7 @@ def is_hub_name(path: str | os.PathLike[str]) -> bool:
 
 def holds(path: str, file: str) -> bool:
     """Returns whether a local directory, or the newest version in it, is the kind of export that has this file."""
-    export = None if "://" in path else newest(user_path(path), *EXPORTS, CTRANSLATE2)
+    export = None if "://" in path else newest(user_path(path), *EXPORTS, CTRANSLATE2_FILE)
     return export is not None and (export / file).is_file()
 
 
@@ -99,7 +101,7 @@ def newest(path: Path, *files: str) -> Path | None:
 def needs_no_tensorflow(path: str | os.PathLike[str]) -> bool:
     """Returns whether a local directory, or the newest version in it, is a LiteRT or an ONNX export."""
     export = None if "://" in os.fspath(path) else newest(user_path(path), *EXPORTS)
-    return export is not None and any((export / name).is_file() for name in (LITERT, ONNX))
+    return export is not None and any((export / name).is_file() for name in (LITERT_FILE, ONNX_FILE))
 
 
 def model_folder(path: str | os.PathLike[str]) -> Path:
@@ -112,14 +114,14 @@ def model_folder(path: str | os.PathLike[str]) -> Path:
 
 def find_saved_model(path: str | os.PathLike[str]) -> Path | None:
     """Returns the directory of a SavedModel: `path`, its newest version, or `None`."""
-    return newest(user_path(path), SAVED_MODEL)
+    return newest(user_path(path), SAVED_MODEL_FILE)
 
 
 def saved_model_of(path: str | os.PathLike[str]) -> Path:
     """Returns `find_saved_model(path)`, or raises `BadInput`."""
     if export := find_saved_model(path):
         return export
-    raise BadInput(f"expected the directory of a SavedModel or of its versions, {found_in(path, SAVED_MODEL)}")
+    raise BadInput(f"expected the directory of a SavedModel or of its versions, {found_in(path, SAVED_MODEL_FILE)}")
 
 
 def size_of(path: str | os.PathLike[str]) -> int:

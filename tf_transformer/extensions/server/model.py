@@ -26,7 +26,7 @@ from tf_transformer.inference.loading import load
 from tf_transformer.inference.savedmodel import load_graph
 from tf_transformer.inference.turns import InTurns, Turns, pooled
 from tf_transformer.utils.files import user_path
-from tf_transformer.utils.folders import EXPORTS, SAVED_MODEL, is_version, newest
+from tf_transformer.utils.folders import EXPORTS, SAVED_MODEL_FILE, is_version, newest
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.reading import reading
 from tf_transformer.utils.type_names import Tensor
@@ -135,7 +135,7 @@ class ServedModel:
         numbered = is_version(where.name)
         self.name = name or (where.parent if numbered else where).name or "model"
         self.version = int(where.name) if numbered else 1
-        self.signatures = stored_signatures(path) if path and (path / SAVED_MODEL).is_file() else {}
+        self.signatures = stored_signatures(path) if path and (path / SAVED_MODEL_FILE).is_file() else {}
         self.engine, self.kind, count = None, "SavedModel", workers or 1
         if not self.signatures or {"translate", "model_info"} <= self.signatures.keys():
             engine = model if isinstance(model, Engine) else opened(model)
@@ -216,7 +216,7 @@ class ServedModel:
 
 def stored_signatures(folder: Path) -> dict[str, Any]:
     """Returns the `SignatureDef`s of a SavedModel, by name."""
-    file = folder / SAVED_MODEL
+    file = folder / SAVED_MODEL_FILE
     with reading(file, "a SavedModel"):
         return dict(saved_model_pb2.SavedModel.FromString(file.read_bytes()).meta_graphs[0].signature_def)
 

@@ -99,5 +99,5 @@ class ONNX(PortableEngine):
 
 OPENS_LITERT, OPENS_ONNX = (
     Opener(kind.translator.KIND, functools.partial(folders.holds, file=file), kind, takes=frozenset({"threads"}))
-    for kind, file in ((LiteRT, folders.LITERT), (ONNX, folders.ONNX))
+    for kind, file in ((LiteRT, folders.LITERT_FILE), (ONNX, folders.ONNX_FILE))
 )

@@ -12,7 +12,15 @@ from tf_transformer.inference.loading import Opener
 from tf_transformer.inference.translator import Translator
 from tf_transformer.models.families import Rebuilt, families, family_of_folder
 from tf_transformer.utils.files import user_path
-from tf_transformer.utils.folders import CTRANSLATE2, HUB_NAME, LITERT, ONNX, found_in, is_hub_name, newest
+from tf_transformer.utils.folders import (
+    CTRANSLATE2_FILE,
+    HUB_NAME,
+    LITERT_FILE,
+    ONNX_FILE,
+    found_in,
+    is_hub_name,
+    newest,
+)
 from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.reading import read_json
 
@@ -138,7 +146,9 @@ def from_checkpoint(name: Any, family: str | None = None, revision: str | None =
     kinds, name = [registry.find("families", family)] if family else families(), os.fspath(name)
     owner = next((kind.owner for kind in kinds if kind.owner), "")
     folder = folder_of(name, owner, revision)
-    if newest(folder, LITERT, ONNX, CTRANSLATE2) and not any((folder / file).is_file() for file in WEIGHTS):
+    if newest(folder, LITERT_FILE, ONNX_FILE, CTRANSLATE2_FILE) and not any(
+        (folder / file).is_file() for file in WEIGHTS
+    ):
         raise BadInput(f"expected a checkpoint, {found_in(folder)}")
     kind = kinds[0] if family else family_of_folder(folder)
     if kind is None or kind.load is None:
@@ -147,7 +157,7 @@ def from_checkpoint(name: Any, family: str | None = None, revision: str | None =
     return Rebuilt(model, tokenizer, options, origin_of(name, folder), max_length)
 
 
-CHECKPOINT = Opener(
+OPENS_CHECKPOINT = Opener(
     "a checkpoint",
     _is_checkpoint,
     lambda path, **options: Translator.from_pretrained(path, **options),
