@@ -34,11 +34,11 @@ class Opener:
         title: Name of the kind in a sentence.
         can_open: Returns whether a path, an address such as gs://bucket/model or a name holds such a model. It loads no
             framework and reads little.
-        open: Returns the `Engine` of a path, or of a list of paths if `several`, with `load`'s options.
+        open: Returns the `Engine` of a path, or of a list of paths if `opens_several`, with `load`'s options.
         rebuild: Returns the model of a path as `Rebuilt`. `None` if its weights cannot be read back.
         takes: Options of `SPECIAL` that it takes.
-        several: Whether several paths can be opened together. Then it gets a list, even for one path.
-        trains: Whether `open` returns a Keras model.
+        opens_several: Whether several paths can be opened together. Then it gets a list, even for one path.
+        is_trainable: Whether `open` returns a trainable Keras model.
     """
 
     title: str
@@ -46,8 +46,8 @@ class Opener:
     open: Callable[..., Engine]
     rebuild: Callable[..., Any] | None = None
     takes: frozenset[str] = frozenset()
-    several: bool = False
-    trains: bool = False
+    opens_several: bool = False
+    is_trainable: bool = False
 
 
 OPENS_SAVED_MODEL = Opener(
@@ -102,7 +102,7 @@ def load(
 
 
 def opener_of(path: Folders, options: Mapping[str, Any], rebuilds: bool = False) -> tuple[Opener, Any]:
-    """Returns the first registered engine that can open a path, and the path, or a list if it opens `several`.
+    """Returns the first registered engine that can open a path, and the path, or a list if it `opens_several`.
 
     It takes the `options` of `SPECIAL`, and can rebuild the Keras model if `rebuilds`. Raises `BadInput` without one.
     """
@@ -121,13 +121,14 @@ def opener_of(path: Folders, options: Mapping[str, Any], rebuilds: bool = False)
             continue
         tried.append(opener)
         chosen = {"family", "revision"} & options.keys()
-        is_one = opener.several or len(paths) == 1
+        is_one = opener.opens_several or len(paths) == 1
         if is_one and chosen <= opener.takes and (chosen or all(map(opener.can_open, paths))):
             for option in options.keys() - opener.takes:
                 raise BadInput(f"{option}: expected a model that takes it, got {opener.title}, {', '.join(paths)}")
-            return opener, paths if opener.several else paths[0]
+            return opener, paths if opener.opens_several else paths[0]
     if len(paths) > 1:
-        unopened = [path for path in paths if not any(opener.several and opener.can_open(path) for opener in tried)]
+        for_several = [opener for opener in tried if opener.opens_several]
+        unopened = [path for path in paths if not any(opener.can_open(path) for opener in for_several)]
         if not unopened:
             raise BadInput(f"{', '.join(options)}: expected one model with it, got an ensemble of {len(paths)} runs")
         raise BadInput(

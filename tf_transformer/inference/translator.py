@@ -413,7 +413,7 @@ def trained(path: Folders, **options: Any) -> Any:
     options = {name: value for name, value in options.items() if value is not None}
     # A run's engine depends on its task, which its config.json names. A SavedModel's depends on its tokenizer.
     opener, where = opener_of(path, {name: options[name] for name in SPECIAL if name in options}, rebuilds=True)
-    if opener.trains:
+    if opener.is_trainable:
         return opener.open(where, **options)
     translator = Translator.from_pretrained(path, **options)
     tasks = registry.everything("tasks").values()

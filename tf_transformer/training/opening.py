@@ -35,6 +35,6 @@ OPENS_RUN = Opener(
     open=lambda folders, **options: tasks.open_runs(folders, **options),
     rebuild=lambda folders, **options: tasks.from_runs(folders, **options),
     takes=frozenset({"average_last", "step"}),
-    several=True,
-    trains=True,
+    opens_several=True,
+    is_trainable=True,
 )

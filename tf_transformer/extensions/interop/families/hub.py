@@ -163,5 +163,5 @@ OPENS_CHECKPOINT = Opener(
     lambda path, **options: Translator.from_pretrained(path, **options),
     from_checkpoint,
     frozenset({"family", "revision"}),
-    trains=True,
+    is_trainable=True,
 )
