@@ -32,7 +32,7 @@ class Hypotheses(NamedTuple):
     finished: Any  # bool [B, N], whether EOS was reached
 
 
-class Symbols(NamedTuple):
+class Tokens(NamedTuple):
     """Values stored for each token of the hypotheses, followed by zeros."""
 
     ids: Any  # int32 [B, N, L]
@@ -51,7 +51,7 @@ class Finished(NamedTuple):
 class Rows(NamedTuple):
     """Settings of each row."""
 
-    row: Any  # int32 [B], the index in the whole batch
+    index: Any  # int32 [B], the index in the whole batch
     max_length: Any  # int32 [B]
     max_finished: Any  # float32 [B], the number of finished outputs that ends the search
     max_penalty: Any  # float32 [B], the length penalty at the maximum length
@@ -65,7 +65,7 @@ class BeamState(NamedTuple):
     slot: Any  # int32, the first free cache slot
     rows: Rows
     newest: Any  # int32 [B, K], the last token of each alive hypothesis
-    tokens: Symbols  # N = 2K: the K best finished hypotheses, then the K alive ones
+    tokens: Tokens  # N = 2K: the K best finished hypotheses, then the K alive ones
     alive_log_probs: Any  # float32 [B, K], descending
     ancestry: Any  # bool [B, K, C], the cache slots that belong to each alive hypothesis
     lengths: Any  # int32 [B], the number of tokens in the sentence's alive hypotheses
@@ -129,7 +129,7 @@ def extend(
 
 def _candidates(
     state: BeamState, logits: Tensor, may_follow: Tensor, attended: Tensor, end_id: int
-) -> tuple[Any, Any, Symbols]:
+) -> tuple[Any, Any, Tokens]:
     """Returns the 2K best extensions of a sentence's beams: log-probabilities, parent beams and tokens, each [B, 2K].
 
     A row with k < K beams gets 2k candidates, as in a search with k beams.
@@ -160,13 +160,13 @@ def _candidates(
     def gathered(part: Tensor) -> Any:
         return gather(ops.reshape(part, [B, K * P]), chosen, batch_dims=1)
 
-    new_tokens = Symbols(gathered(top_tokens))
+    new_tokens = Tokens(gathered(top_tokens))
     if attended is not None:
-        new_tokens = Symbols(new_tokens.ids, gathered(token_log_probs), gather(attended, parents, batch_dims=1))
+        new_tokens = Tokens(new_tokens.ids, gathered(token_log_probs), gather(attended, parents, batch_dims=1))
     return log_probs, parents, new_tokens
 
 
-def _append(state: BeamState, indices: Tensor, parents: Tensor, new_tokens: Symbols) -> tuple[Any, Symbols]:
+def _append(state: BeamState, indices: Tensor, parents: Tensor, new_tokens: Tokens) -> tuple[Any, Tokens]:
     """Returns the newest token of each alive hypothesis, and the tokens of all. Ended rows are unchanged.
 
     `indices` [B, 2K] selects the finished and alive hypotheses among the K finished so far and the 2K candidates, which
@@ -204,7 +204,7 @@ def _has_ended(state: BeamState, exact_n: Tensor) -> Any:
     return (worst >= reachable) | is_full | greedy | (state.lengths >= rows.max_length)
 
 
-def results_of(state: BeamState, n_best: int, end_id: int) -> tuple[Hypotheses, Symbols]:
+def results_of(state: BeamState, n_best: int, end_id: int) -> tuple[Hypotheses, Tokens]:
     """Returns the n_best finished outputs, or the alive ones in a row without any. A running row has none yet."""
     # A row that reached its maximum length without EOS returns its alive hypotheses rather than nothing.
     scores = state.alive_log_probs / penalty(state.lengths, state.rows.options["length_penalty"])[:, None]

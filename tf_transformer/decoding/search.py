@@ -19,7 +19,7 @@ from tf_transformer.decoding.beams import (
     Finished,
     Hypotheses,
     Rows,
-    Symbols,
+    Tokens,
     extend,
     penalty,
     results_of,
@@ -111,7 +111,7 @@ def beam_search(
 @checked
 def detailed_search(
     problem: SearchProblem, *, n_best: Beams = 1, exact_n: Count | AnyTensor | None = None, **options: Any
-) -> tuple[Hypotheses, Symbols]:
+) -> tuple[Hypotheses, Tokens]:
     """Like `beam_search`, but also returns each token's log-probability and source position of highest attention."""
     return _search(problem, True, n_best, exact_n, None, **options)
 
@@ -123,7 +123,7 @@ def _search(
     exact_n: Tensor,
     allowed: Callable[..., Any] | None,
     **options: Any,
-) -> tuple[Hypotheses, Symbols]:
+) -> tuple[Hypotheses, Tokens]:
     """Runs the search in the loop that the decoder's shapes allow."""
     # 1. Options get the shape [B], since rows of a served batch may have different options, and rows may leave.
     exact_n = n_best if exact_n is None else exact_n
@@ -164,7 +164,7 @@ def _search(
             new = ops.arange(size(state.ancestry, 2), dtype="int32") == (slot + beam)[:, None]  # [K, C]
             ancestry = state.ancestry | new
         logits, cache, *attended = problem.decoder.step(state.newest, position, slot, ancestry, state.cache)
-        may_follow = allowed and allowed(ops.split(state.tokens.ids, 2, axis=1)[1], position, state.rows.row)
+        may_follow = allowed and allowed(ops.split(state.tokens.ids, 2, axis=1)[1], position, state.rows.index)
         state = state._replace(slot=slot + K, ancestry=ancestry, cache=cache)
         attention = attended[0] if detailed else None
         return (extend(state, ops.cast(logits, "float32"), may_follow, attention, problem.end_id, exact_n),)
@@ -178,7 +178,7 @@ def _search(
         slot=ops.zeros((), "int32"),
         rows=rows,
         newest=ops.broadcast_to(problem.start_ids[:, None], (B, K)),
-        tokens=Symbols(*(ops.zeros((B, 2 * K, L), dtype) for dtype in dtypes)),
+        tokens=Tokens(*(ops.zeros((B, 2 * K, L), dtype) for dtype in dtypes)),
         # All beams begin alike, so only the first one counts.
         alive_log_probs=ops.where(ops.arange(K, dtype="int32") == 0, zeros, NEG_INF),
         ancestry=ops.zeros((B, K, C), "bool"),

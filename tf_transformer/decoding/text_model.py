@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.config import BadInput
-from tf_transformer.decoding.beams import Hypotheses, Symbols, begins_with
+from tf_transformer.decoding.beams import Hypotheses, Tokens, begins_with
 from tf_transformer.decoding.decoder import decoder_after, decoder_of
 from tf_transformer.decoding.primitives import ON_TENSORFLOW, compiled
 from tf_transformer.decoding.search import OPTIONS, Fixed, SearchProblem, beam_search, detailed_search
@@ -159,7 +159,7 @@ class TextModel(Immutable):
 
     def detailed_search(
         self, source: Tensor, source_length: Tensor, start: Tensor = None, fixed: Fixed | None = None, **options: Any
-    ) -> tuple[Hypotheses, Symbols]:
+    ) -> tuple[Hypotheses, Tokens]:
         """Like `search` without `prefix`, but also returns each token's log-probability and attended source token.
 
         That is the source token of highest attention in the last layer, averaged over the heads that align.
