@@ -126,7 +126,9 @@ TEXTS["transformer_parser"] = ["The old woman sleeps .", "", "Dogs sleep .", "  
 
 ONE_MODEL = ("ctranslate2", "argos", "transformers", "litert", "onnx")
 CANNOT_BE_SAVED = {("transformer_ensemble", name): "expected one model" for name in ONE_MODEL}
-CANNOT_BE_SAVED |= {("transformer_parser", name): "translator: expected a TextModel, got Parser(" for name in ONE_MODEL}
+CANNOT_BE_SAVED |= {
+    ("transformer_parser", name): "translator: expected a TensorTranslator, got Parser(" for name in ONE_MODEL
+}
 CANNOT_BE_SAVED |= {("ssru", name): "expected a layer that computes what" for name in ("ctranslate2", "transformers")}
 SEVERAL_TOKENIZERS = ("marian", "marian_separate", "ssru", "m2m100", "m2m100_nllb", "m2m100_extended")
 CANNOT_BE_SAVED |= {(name, "argos"): "argos: expected a model of one pair" for name in SEVERAL_TOKENIZERS}

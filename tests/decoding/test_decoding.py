@@ -9,7 +9,7 @@ from conftest import close, draw_weights, normal, weights_of
 from test_search import END, keep_tokens
 
 from tf_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig, WarmupSchedule
-from tf_transformer.decoding import text_model
+from tf_transformer.decoding import tensor_translator
 from tf_transformer.decoding.decoder import decoder_of
 from tf_transformer.decoding.search import Decoder, SearchProblem, beam_search, detailed_search
 
@@ -127,8 +127,10 @@ def test_a_copy_task_is_learned_and_decoded_exactly():
 @pytest.mark.parametrize(("beam_size", "widest"), [(8, 8), (np.array([2, 6]), 6), (None, 4)])
 def test_a_search_of_fixed_shapes_has_the_beams_of_its_request(beam_size, widest, translator, monkeypatch):
     """On JAX and PyTorch, whatever the translator's own beam size is."""
-    monkeypatch.setattr(text_model, "ON_TENSORFLOW", False)
-    monkeypatch.setattr(text_model.TextModel, "problem", lambda self, source, length, most, start, fixed: fixed)
+    monkeypatch.setattr(tensor_translator, "ON_TENSORFLOW", False)
+    monkeypatch.setattr(
+        tensor_translator.TensorTranslator, "problem", lambda self, source, length, most, start, fixed: fixed
+    )
     options = {} if beam_size is None else {"beam_size": beam_size}
     fixed, _ = translator.replace(beam_size=4)._request(np.ones((2, 5), "int32"), np.array([4, 4]), options, None, None)
     assert fixed.beams == widest

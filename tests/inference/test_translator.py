@@ -12,7 +12,7 @@ import tensorflow as tf
 from conftest import TEXTS
 
 import tf_transformer as tt
-from tf_transformer.decoding import text_model
+from tf_transformer.decoding import tensor_translator
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.tokenizers.tokenizer import EOS_ID
 
@@ -230,7 +230,7 @@ def test_an_unbuilt_model(translator):
 
 def test_outputs_agree_with_the_whole_sequence(translator, monkeypatch):
     """Beams share cache slots, and each must read its history. Scoring takes four rows at a time."""
-    monkeypatch.setattr(text_model, "MAX_SCORED_TOKENS", 4 * 9 + 1)
+    monkeypatch.setattr(tensor_translator, "MAX_SCORED_TOKENS", 4 * 9 + 1)
     source, length, _ = translator.source(tf.constant([TEXTS[0], TEXTS[6], TEXTS[8]]))
     result, details = translator.detailed_search(source, length, n_best=5, beam_size=5, max_length=9)
     B, N, L = result.ids.shape

@@ -14,7 +14,7 @@ from keras import ops
 from tf_transformer import registry
 from tf_transformer.decoding.primitives import ON_TENSORFLOW, input_signature, rounded, width_of, with_rows
 from tf_transformer.decoding.search_options import LANGUAGES, MOST_BEAMS, SEARCH_OPTIONS
-from tf_transformer.decoding.text_model import TextModel, check_length, padded
+from tf_transformer.decoding.tensor_translator import TensorTranslator, check_length, padded
 from tf_transformer.inference.engine import (
     REQUEST_OPTIONS,
     Engine,
@@ -46,7 +46,7 @@ NO_LIMIT = 2**30  # tokens of an output
 Read = tuple[np.ndarray, np.ndarray, np.ndarray]  # ids int32 [B, S], lengths int32 [B], truncated bool [B]
 
 
-class Translator(TextModel, Engine):
+class Translator(TensorTranslator, Engine):
     """Translates texts: `translator(["Hello world."])` returns `["Hallo Welt."]`.
 
     Immutable. Call `replace` for a modified copy. Every call reads the model's weights, so it may continue training.

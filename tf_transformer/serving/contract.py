@@ -23,7 +23,7 @@ from tf_transformer.decoding.search_options import (
     of_request,
     options_of,
 )
-from tf_transformer.decoding.text_model import TextModel
+from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.families import stored_family
 from tf_transformer.models.transformer import Transformer
@@ -134,7 +134,7 @@ class Root(tf.Module):
 
 
 # What `Translator.save` writes: the functions of `_Graph` as signatures of a `Root`, which owns the weights. Python's
-# `Translator` derives from the same `TextModel`, so the two search alike.
+# `Translator` derives from the same `TensorTranslator`, so the two search alike.
 class Export(Root):
     """SavedModel of a translator.
 
@@ -155,7 +155,7 @@ class Export(Root):
     @checked
     def __init__(
         self,
-        translator: TextModel,
+        translator: TensorTranslator,
         n_best: Beams = SEARCH_OPTIONS["n_best"].default,
         max_beam_size: Beams = SEARCH_OPTIONS["beam_size"].highest,
         max_length: Length = SEARCH_OPTIONS["max_length"].default,
@@ -195,7 +195,7 @@ class _Graph:
 
     def __init__(
         self,
-        translator: TextModel,
+        translator: TensorTranslator,
         values: Mapping[str, Any],
         highest: Mapping[str, float],
         languages: Mapping[str, str],

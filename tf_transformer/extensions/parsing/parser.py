@@ -18,7 +18,7 @@ from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.primitives import ON_TENSORFLOW, input_signature, width_of, with_rows
 from tf_transformer.decoding.search import OPTIONS, Fixed, beam_search
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.decoding.text_model import Immutable, check_length, padded
+from tf_transformer.decoding.tensor_translator import Immutable, check_length, padded
 from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.extensions.parsing import evalb, treebank
 from tf_transformer.extensions.parsing.constraint import LEAF, Grammar

@@ -11,7 +11,7 @@ import numpy as np
 
 from tf_transformer.config import BadInput, TransformerConfig
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
-from tf_transformer.decoding.text_model import TextModel
+from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.extensions.interop.families.hub import WEIGHTS
 from tf_transformer.extensions.interop.families.pieces import ADDED, PieceTokenizer, archive_of
 from tf_transformer.extensions.interop.families.weights import (
@@ -334,7 +334,7 @@ def unused(name: str, names: Mapping[str, Any]) -> str:
 
 
 def settings_of(
-    translator: TextModel, config: dict[str, Any], search: dict[str, Any], tokens: dict[str, Any]
+    translator: TensorTranslator, config: dict[str, Any], search: dict[str, Any], tokens: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Returns the settings of a checkpoint by file: those that all families have, and those of one."""
     model: Any = translator.model

@@ -11,7 +11,7 @@ from typing import Any
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.search_options import LANGUAGES
-from tf_transformer.decoding.text_model import TextModel
+from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.extensions.interop.formats import ctranslate2
 from tf_transformer.extensions.interop.formats.checks import check_convertible
 from tf_transformer.utils import values
@@ -23,7 +23,11 @@ ARGOS_VERSION = "1.9"  # the release of Argos Translate since which a package ne
 
 @values.checked
 def save(
-    translator: TextModel, path: str | os.PathLike[str], dtype: str | None = None, checked: bool = False, **facts: Any
+    translator: TensorTranslator,
+    path: str | os.PathLike[str],
+    dtype: str | None = None,
+    checked: bool = False,
+    **facts: Any,
 ) -> None:
     """Writes a directory with one file, `translate-SOURCE_TARGET.argosmodel`.
 

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from tf_transformer.config import BadInput
-from tf_transformer.decoding.text_model import TextModel
+from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.layers import (
     AddAndNorm,
     DecoderLayer,
@@ -19,7 +19,7 @@ from tf_transformer.models.transformer import Transformer
 from tf_transformer.models.weights import check_finite
 
 
-def check_convertible(translator: TextModel, wanted: str) -> None:
+def check_convertible(translator: TensorTranslator, wanted: str) -> None:
     """Checks that a translator is one model with finite weights of 16 or 32 bits.
 
     `wanted` completes the message "expected one model".

@@ -21,7 +21,7 @@ import numpy as np
 from keras import ops
 
 from tf_transformer.config import BadInput
-from tf_transformer.decoding.text_model import TextModel
+from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.extensions.interop.families.pieces import ADDED
 from tf_transformer.extensions.interop.families.weights import widen
 from tf_transformer.extensions.interop.formats.checks import check_convertible, check_layers
@@ -38,7 +38,7 @@ MAX_POSITIONS = 2048  # CTranslate2 reads sources of at most 1,024 tokens by def
 
 
 @checked
-def save(translator: TextModel, path: str | os.PathLike[str], quantization: Quantization | None = None) -> None:
+def save(translator: TensorTranslator, path: str | os.PathLike[str], quantization: Quantization | None = None) -> None:
     """Writes a model directory for `ctranslate2.Translator` atomically.
 
     It holds model.bin, config.json, shared_vocabulary.json (or source_vocabulary.json and target_vocabulary.json) and

@@ -16,7 +16,7 @@ import numpy as np
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.search_options import LANGUAGES
-from tf_transformer.decoding.text_model import TextModel, padded
+from tf_transformer.decoding.tensor_translator import TensorTranslator, padded
 from tf_transformer.extensions.interop.families.hub import WEIGHTS
 from tf_transformer.extensions.interop.families.marian import family as marian
 from tf_transformer.extensions.interop.formats.checks import check_convertible, check_layers, only
@@ -39,7 +39,7 @@ IN_CARD_ELSEWHERE = {"license", "languages", "n_best", "max_beam_size", "max_len
 
 @values.checked
 def save(
-    translator: TextModel,
+    translator: TensorTranslator,
     path: str | os.PathLike[str],
     dtype: Literal["float32", "bfloat16", "float16"] | None = None,
     checked: bool = False,
@@ -108,7 +108,7 @@ def _check_settings(model: Any) -> None:
         raise BadInput(f"epsilon: expected at most {EPSILON}, which `transformers` has, got {epsilon}")
 
 
-def _check(folder: Path, translator: TextModel, tolerance: float) -> None:
+def _check(folder: Path, translator: TensorTranslator, tolerance: float) -> None:
     """Reads a checkpoint, and compares ids of texts that contain every token, and logits."""
     family: Any = family_of_folder(folder)
     read, tokenizer = family.load(folder), translator.tokenizer
@@ -136,7 +136,7 @@ def _check(folder: Path, translator: TextModel, tolerance: float) -> None:
         raise BadInput(f"logits: expected those of the model, got a checkpoint whose logits differ by {worst:.1%}")
 
 
-def _card(translator: TextModel, name: str) -> str:
+def _card(translator: TensorTranslator, name: str) -> str:
     """Returns the text of README.md."""
     metadata, known, config = translator.export_options, translator.tokenizer.languages, translator.model.config
     pair = [str(metadata[side]) for side in LANGUAGES if metadata.get(side)]

@@ -15,7 +15,7 @@ import flatbuffers
 import numpy as np
 import tensorflow as tf
 
-from tf_transformer.decoding.text_model import TextModel
+from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.extensions.interop.formats.portable import Portable, graph_of_ids
 from tf_transformer.layers import PositionalEmbedding
 
@@ -28,7 +28,7 @@ class LiteRTFolder(Portable):
 
     engine, package, file = "LiteRT", "ai_edge_litert", "model.tflite"
 
-    def _converted(self, translator: TextModel, dtype: str, max_length: int) -> bytes:
+    def _converted(self, translator: TensorTranslator, dtype: str, max_length: int) -> bytes:
         from tensorflow.lite.tools import flatbuffer_utils
 
         module = _Module(translator, dtype == "int8", max_length)
@@ -51,7 +51,7 @@ save = LiteRTFolder().save
 class _Module(tf.Module):
     """Functions to convert, of a model that they may change. `rounded` makes their embeddings 8-bit integers."""
 
-    def __init__(self, translator: TextModel, rounded: bool, max_length: int) -> None:
+    def __init__(self, translator: TensorTranslator, rounded: bool, max_length: int) -> None:
         super().__init__()
         model: Any = translator.model
         weights = None

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.decoding.text_model import TextModel
+from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.extensions.interop.formats.portable import Portable, graph_of_ids
 from tf_transformer.layers.int8 import INT8_MAX, quantized
 from tf_transformer.utils.lazy import import_extra, lazily
@@ -45,7 +45,7 @@ class ONNXFolder(Portable):
     engine, package, file = "ONNX", "onnxruntime", "model.onnx"
     int8_facts = {MAX_INT8_PAIR: EXACT_INT8_PAIR}  # noqa: RUF012
 
-    def _check(self, translator: TextModel) -> None:
+    def _check(self, translator: TensorTranslator) -> None:
         for module in ("tf2onnx", "onnxruntime"):
             import_extra(module, "onnx", "an export to ONNX")
         size = 4 * sum(math.prod(weight.shape) for weight in translator.model.weights)
@@ -53,7 +53,7 @@ class ONNXFolder(Portable):
             limit, got = (f"{number / 2**30:.2f} GiB" for number in (MAX_BYTES, size))
             raise BadInput(f"translator: expected weights of less than {limit} in float32 for ONNX, got {got}")
 
-    def _converted(self, translator: TextModel, dtype: str, max_length: int) -> bytes:
+    def _converted(self, translator: TensorTranslator, dtype: str, max_length: int) -> bytes:
         model = _by_tf2onnx(graph_of_ids(translator, max_length))
         for simplify in (take_from_state, infer_sizes, take_from_steps, fuse_norms, share_constants):
             simplify(model.graph)

@@ -18,7 +18,7 @@ from tf_transformer.decoding.decoder import decoder_after, decoder_of
 from tf_transformer.decoding.primitives import require_tensorflow, size
 from tf_transformer.decoding.search import OPTIONS, Fixed, SearchProblem, beam_search
 from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, of_request
-from tf_transformer.decoding.text_model import TextModel
+from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.extensions.interop.formats.checks import check_convertible
 from tf_transformer.masks import PAD_ID
 from tf_transformer.serving.savedmodel import check_export
@@ -59,7 +59,7 @@ class Portable(abc.ABC):
     @values.checked
     def save(
         self,
-        translator: TextModel,
+        translator: TensorTranslator,
         path: str | os.PathLike[str],
         dtype: str | None = None,
         max_length: values.Count = SEARCH_OPTIONS["max_length"].default,
@@ -128,16 +128,20 @@ class Portable(abc.ABC):
             if checked:
                 check_export(folder, path)
 
-    def _check(self, translator: TextModel) -> None:  # noqa: B027
+    def _check(self, translator: TensorTranslator) -> None:  # noqa: B027
         """Raises `BadInput` if the engine does not support a model."""
 
     @abc.abstractmethod
-    def _converted(self, translator: TextModel, dtype: str, max_length: int) -> bytes:
+    def _converted(self, translator: TensorTranslator, dtype: str, max_length: int) -> bytes:
         """Returns the file of a model in float32, with weights of `dtype` and outputs of up to `max_length` tokens."""
 
 
 def graph_of_ids(
-    translator: TextModel, max_length: int, tokens: int | None = None, steps: int | None = None, weights: Tensor = None
+    translator: TensorTranslator,
+    max_length: int,
+    tokens: int | None = None,
+    steps: int | None = None,
+    weights: Tensor = None,
 ) -> Any:
     """Returns a `tf.function` from ids of B sources to the `Hypotheses` of all, those of a source in a row.
 

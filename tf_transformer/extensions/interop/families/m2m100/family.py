@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from tf_transformer.config import ACTIVATIONS, BadInput, TransformerConfig
-from tf_transformer.decoding.text_model import TextModel
+from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.extensions.interop.families.checkpoint import (
     CONTROL_TOKENS,
     PLAIN,
@@ -160,7 +160,7 @@ class M2M100Checkpoint(Checkpoint):
         return {PIECES: self.sentencepiece(PIECES), VOCABULARY: pieces, IDS: description}
 
 
-def write(translator: TextModel) -> Contents:
+def write(translator: TensorTranslator) -> Contents:
     """Returns the contents of a checkpoint.
 
     Its targets start with EOS. If training has moved BOS's row of the embedding table away from EOS's, that row becomes

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tf_transformer.config import ACTIVATIONS, BadInput, TransformerConfig
-from tf_transformer.decoding.text_model import TextModel
+from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.extensions.interop.families.checkpoint import (
     CONTROL_TOKENS,
     DEFAULTS,
@@ -391,7 +391,7 @@ def checkpoint_in(folder: str | os.PathLike[str]) -> MarianCheckpoint:
     raise BadInput(f"expected a checkpoint of MarianMT, found neither config.json nor {DECODER} in {folder}")
 
 
-def write(translator: TextModel) -> Contents:
+def write(translator: TensorTranslator) -> Contents:
     """Returns the contents of a MarianMT checkpoint.
 
     Marian's layers differ from the paper's:

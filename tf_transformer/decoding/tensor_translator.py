@@ -42,7 +42,7 @@ class Immutable:
         super().__setattr__(name, value)
 
 
-class TextModel(Immutable):
+class TensorTranslator(Immutable):
     """Immutable model with its tokenizer and search options, whose functions can be traced. See `Translator`."""
 
     def __init__(
@@ -101,9 +101,13 @@ class TextModel(Immutable):
             self._functions[name] = cached
         return cached[1]
 
-    def with_languages(self, *languages: Any) -> "TextModel":
+    def with_languages(self, *languages: Any) -> "TensorTranslator":
         """Returns a copy for other languages, the arguments of `Tokenizer.with_languages`. Without any, itself."""
-        return TextModel(self.model, self.tokenizer.with_languages(*languages), **self.options) if languages else self
+        return (
+            TensorTranslator(self.model, self.tokenizer.with_languages(*languages), **self.options)
+            if languages
+            else self
+        )
 
     def source(self, text: Tensor) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """Tokenizes texts [B] for the encoder, and returns three tensors.
