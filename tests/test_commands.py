@@ -13,7 +13,7 @@ import pytest
 
 import tf_transformer as tt
 from tf_transformer.extensions.conformance import check
-from tf_transformer.serving import savedmodel
+from tf_transformer.serving import saving
 from trainers import publishing
 from trainers.__main__ import PROGRAMS
 
@@ -34,8 +34,8 @@ def folder(page, saved, unscored, tmp_path, monkeypatch):
     if page == "low-bleu":
         corpus = tt.TextCorpus(("text/train.en", "text/train.de"), ("text/dev.en", "text/dev.de"))
         tt.Trainer("runs/mine", tt.TransformerConfig(1, 16, 32, 2, vocab_size=500), corpus, tt.Recipe(steps=2)).fit()
-    save = savedmodel.save_export
-    monkeypatch.setattr(savedmodel, "save_export", lambda export, path, checked: save(export, path, checked=False))
+    save = saving.save_export
+    monkeypatch.setattr(saving, "save_export", lambda export, path, checked: save(export, path, checked=False))
     monkeypatch.setattr(check, "main", lambda argv: None)  # test_check.py
     fresh = SimpleNamespace(run=lambda _, input, **options: SimpleNamespace(returncode=0, stdout=input))
     monkeypatch.setattr(publishing, "subprocess", fresh)

@@ -49,7 +49,7 @@ SUBPACKAGES = {  # {subpackage: others that it may import}
 # Modules that import TensorFlow at once. They are loaded only on it.
 ON_TENSORFLOW = ["decoding.growing", "inference.savedmodel"]
 ON_TENSORFLOW += [f"extensions.server.{name}" for name in ("app", "libretranslate", "model", "predict")]
-ON_TENSORFLOW += [f"serving.{name}" for name in ("contract", "graphs", "savedmodel")]
+ON_TENSORFLOW += [f"serving.{name}" for name in ("contract", "graphs", "saving")]
 ON_TENSORFLOW += [f"extensions.beam.{name}" for name in ("preparation", "shards", "translation")]
 ON_TENSORFLOW += [
     f"extensions.interop.formats.{name}" for name in ("argos", "ctranslate2", "litert", "onnx", "portable")

@@ -149,11 +149,11 @@ def language_facts(translator: Translator, languages: Sequence[str] | None) -> d
 
 def publish(run: Run, export: "Root", root: Path, metrics: dict[str, Any], examples: list[str]) -> Path:
     """Writes and checks the SavedModel, writes metrics.json, and prints what the SavedModel makes of the examples."""
-    from tf_transformer.serving import savedmodel
+    from tf_transformer.serving import saving
 
     print("writing the SavedModel ...", flush=True)
     export.describe(step=read_json(run.checkpoints()[-1] / "state.json")["step"])
-    saved = formats.publish(lambda path: savedmodel.save_export(export, path, checked=True), root)
+    saved = formats.publish(lambda path: saving.save_export(export, path, checked=True), root)
     record(run, metrics, export.metadata["parameters"])
     print(f"saved {saved}. A fresh process loads it and translates:", flush=True)
     # Not in this process, whose Keras model could hide what is missing from the SavedModel.

@@ -12,7 +12,7 @@ from conftest import HAS_EXTENSIONS, TEXTS, draw_weights
 
 import tf_transformer as tt
 from tf_transformer.serving.contract import Root
-from tf_transformer.serving.savedmodel import save_export
+from tf_transformer.serving.saving import save_export
 from tf_transformer.training.run import Run
 
 

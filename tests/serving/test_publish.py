@@ -13,10 +13,10 @@ import tensorflow as tf
 import tf_transformer as tt
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.serving import formats
-from tf_transformer.serving import savedmodel as publish
+from tf_transformer.serving import saving as publish
 from tf_transformer.serving.contract import Export, Root
 from tf_transformer.serving.formats import next_version
-from tf_transformer.serving.savedmodel import BATCH_SIZES, new_folder, save_export
+from tf_transformer.serving.saving import BATCH_SIZES, new_folder, save_export
 
 
 def test_saving_is_atomic(translator, saved, monkeypatch):

@@ -19,7 +19,7 @@ from programs import ROOT, fails, options
 
 import tf_transformer as tt
 from tf_transformer.extensions.conformance import check as checking
-from tf_transformer.serving import savedmodel as publish
+from tf_transformer.serving import saving as publish
 from tf_transformer.training.run import Run
 from tf_transformer.utils import folders
 from trainers import evaluate, export, translate, translation

@@ -11,7 +11,7 @@ from programs import same_weights
 from test_trainer import CONFIG, MAKE_MODEL, RECIPE, fresh_model
 
 import tf_transformer as tt
-from tf_transformer.serving import savedmodel
+from tf_transformer.serving import saving
 from tf_transformer.training.callbacks import Checkpoints
 from tf_transformer.training.run import Run
 
@@ -235,11 +235,11 @@ def test_a_start_with_other_weights_is_an_error(corpus, translator, tmp_path, mo
     with pytest.raises(tt.BadInput, match=f"^start: {message}"):
         tt.Trainer(tmp_path / "run", config, corpus, RECIPE, start=deep)
     assert not (tmp_path / "run").exists()
-    stored = dict.fromkeys(savedmodel.LIMITS, 1) | {"config": config.to_dict(), "dtype": "float32"}
+    stored = dict.fromkeys(saving.LIMITS, 1) | {"config": config.to_dict(), "dtype": "float32"}
     export = stored, translator.tokenizer.model, [np.array(weight) for weight in deep.model.weights]
-    monkeypatch.setattr(savedmodel, "read_export", lambda path: export)
+    monkeypatch.setattr(saving, "read_export", lambda path: export)
     with pytest.raises(tt.BadInput, match=f"^export: {message}"):
-        savedmodel.from_saved_model("export")
+        saving.from_saved_model("export")
 
 
 @pytest.mark.program

@@ -16,8 +16,8 @@ import sentencepiece
 import tf_transformer as tt
 from tf_transformer.config import TransformerConfig
 from tf_transformer.models.families import build_model
-from tf_transformer.serving import savedmodel
-from tf_transformer.serving.savedmodel import warmup_records
+from tf_transformer.serving import saving
+from tf_transformer.serving.saving import warmup_records
 from tf_transformer.training import tasks
 from tf_transformer.training.recipe import Recipe
 from tf_transformer.training.run import Run
@@ -214,7 +214,7 @@ def test_other_errors_pass(tmp_path, translator, saved, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         run.restore(SimpleNamespace(optimizer=optimizer, trainable_variables=()))
     for kind in (MemoryError, TypeError, ValueError):
-        for module in (savedmodel, tasks):
+        for module in (saving, tasks):
             monkeypatch.setattr(module, "build_model", Mock(side_effect=kind("no room")))
         for load in (lambda: tt.load(tmp_path), lambda: tt.Translator.from_pretrained(saved)):
             with pytest.raises(kind, match="^no room$"):

@@ -18,9 +18,9 @@ from tf_transformer.utils.values import BadInput, Count, checked
 
 if TYPE_CHECKING:
     from tf_transformer.inference import savedmodel
-    from tf_transformer.serving import savedmodel as written
+    from tf_transformer.serving import saving
 else:
-    written = lazily("tf_transformer.serving.savedmodel", "a SavedModel")
+    saving = lazily("tf_transformer.serving.saving", "a SavedModel")
     savedmodel = lazily("tf_transformer.inference.savedmodel", "a SavedModel")
 
 SPECIAL = ("threads", "average_last", "step", "family", "revision")  # options that only some kinds of models take
@@ -54,7 +54,7 @@ OPENS_SAVED_MODEL = Opener(
     title="a SavedModel",
     can_open=lambda path: "://" in path or holds(path, SAVED_MODEL_FILE),
     open=lambda path, **options: savedmodel.SavedModel(path, **options),
-    rebuild=lambda path: written.from_saved_model(path),
+    rebuild=lambda path: saving.from_saved_model(path),
     takes=frozenset({"threads"}),
 )
 

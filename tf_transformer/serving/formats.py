@@ -15,9 +15,9 @@ from tf_transformer.utils.type_names import Dtype
 from tf_transformer.utils.values import BadInput, between, checked
 
 if TYPE_CHECKING:
-    from tf_transformer.serving import savedmodel
+    from tf_transformer.serving import saving
 else:
-    savedmodel = lazily("tf_transformer.serving.savedmodel", "a SavedModel")
+    saving = lazily("tf_transformer.serving.saving", "a SavedModel")
 
 Version = Annotated[int, between(1, 2**63 - 1)]  # TensorFlow Serving's are int64
 
@@ -59,7 +59,7 @@ class Format:
 def _save(
     model: Any, path: str | os.PathLike[str], dtype: Dtype | None = None, checked: bool = False, **options: Any
 ) -> None:
-    savedmodel.save_export((model.astype(dtype) if dtype else model).export(**options), path, checked)
+    saving.save_export((model.astype(dtype) if dtype else model).export(**options), path, checked)
 
 
 _TAKES = ("tasks", "ensemble", "metadata", "scores", "check", "n_best", "max_length", "max_beam_size", "completions")

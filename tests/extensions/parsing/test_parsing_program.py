@@ -11,7 +11,7 @@ from programs import fails
 import tf_transformer as tt
 from tf_transformer.extensions.parsing.corpus import mixed
 from tf_transformer.extensions.parsing.treebank import read_tree
-from tf_transformer.serving import savedmodel
+from tf_transformer.serving import saving
 from trainers import export as trainer_export
 from trainers import parsing, translate
 
@@ -37,7 +37,7 @@ def files(tmp_path):
 @pytest.mark.slow
 def test_a_run_from_trees_to_a_savedmodel_that_parses(files, tmp_path, capsys, monkeypatch):
     checked = []  # test_check.py tests the checks.
-    monkeypatch.setattr(savedmodel, "check_export", lambda folder, path: checked.append(Path(path).name))
+    monkeypatch.setattr(saving, "check_export", lambda folder, path: checked.append(Path(path).name))
     run, export = tmp_path / "run", tmp_path / "exports"
     extra = write_trees(tmp_path / "extra.trees", 97, seed=5)
     argv = ["--train", files[0], "--dev", files[1], "--extra", extra, "--extra-ratio", "0.5", "--preset", "tiny"]

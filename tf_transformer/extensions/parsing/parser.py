@@ -284,10 +284,10 @@ class Parser(Immutable, Engine):
 
     @checked
     def save(self, path: str | os.PathLike[str], checked: bool = False, **metadata: Any) -> None:
-        """Writes a SavedModel of the serving contract (savedmodels/README.md), like `serving.savedmodel`."""
-        from tf_transformer.serving import savedmodel
+        """Writes a SavedModel of the serving contract (savedmodels/README.md), like `serving.saving`."""
+        from tf_transformer.serving import saving
 
-        savedmodel.save_export(self.export(**metadata), path, checked)
+        saving.save_export(self.export(**metadata), path, checked)
 
     def export(self, **metadata: Any) -> "Root":
         """Returns the export that `save` writes, with `metadata` as additional values of its `model_info`."""

@@ -89,7 +89,7 @@ class Served(ABC):
             FileExistsError: If `path` exists.
         """
         from tf_transformer.serving.contract import Root, Signature
-        from tf_transformer.serving.savedmodel import save_export
+        from tf_transformer.serving.saving import save_export
 
         require_tensorflow("a SavedModel")
         functions = {**self.signatures(), "tokenize": self._tokens}

@@ -21,7 +21,7 @@ from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, of
 from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.extensions.interop.formats.checks import check_convertible
 from tf_transformer.masks import PAD_ID
-from tf_transformer.serving.savedmodel import check_export
+from tf_transformer.serving.saving import check_export
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 from tf_transformer.utils import values
 from tf_transformer.utils.files import new_folder, write_json
