@@ -9,7 +9,7 @@ from keras import ops
 
 from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.primitives import NEG_INF, ON_TENSORFLOW, gather
-from tf_transformer.decoding.search import Decoder, Fixed, SearchProblem, beam_search
+from tf_transformer.decoding.search import Decoder, FixedShapes, SearchProblem, beam_search
 
 START, END = 0, 1  # START can be an output like any other token
 ALPHAS = [0.0, 0.6, 1.0]
@@ -34,7 +34,7 @@ def search(logits, max_length, steps=None, **options):
     longest = steps or int(np.max(max_length, initial=0))
     fixed = None
     if steps or not ON_TENSORFLOW:
-        fixed = Fixed(int(np.max(options.get("beam_size", 4), initial=1)), max(longest, 1))
+        fixed = FixedShapes(int(np.max(options.get("beam_size", 4), initial=1)), max(longest, 1))
         logits = ops.pad(logits, ((0, 0), (0, max(0, 1 - logits.shape[1])), (0, 0), (0, 0)))
     hypotheses = beam_search(problem_of(logits, max_length, fixed), **({"patience": math.inf} | options))
     hypotheses = Hypotheses(*map(ops.convert_to_numpy, hypotheses))

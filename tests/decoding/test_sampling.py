@@ -10,12 +10,12 @@ from markov import END, START, problem_of, random_models, search
 from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.decoding.sampling import sample, uniforms_of
-from tf_transformer.decoding.search import Fixed
+from tf_transformer.decoding.search import FixedShapes
 
 
 def sampled(logits, max_length, seed, rows=None, **options):
     longest = max(max_length)
-    problem = problem_of(logits, max_length, None if ON_TENSORFLOW else Fixed(1, longest))
+    problem = problem_of(logits, max_length, None if ON_TENSORFLOW else FixedShapes(1, longest))
 
     def step(ids, position, slot, ancestry, cache):
         if ON_TENSORFLOW:  # where the loop is not compiled

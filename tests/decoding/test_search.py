@@ -14,7 +14,7 @@ from markov import ALPHAS, END, START, agree, on_tensorflow, problem_of, random_
 
 from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.primitives import NEG_INF, ON_TENSORFLOW
-from tf_transformer.decoding.search import Decoder, Fixed, SearchProblem, beam_search, detailed_search
+from tf_transformer.decoding.search import Decoder, FixedShapes, SearchProblem, beam_search, detailed_search
 
 # Against other searches
 
@@ -46,7 +46,7 @@ def test_an_end_with_id_0_is_an_end_like_any_other(beam_size):
     """It is followed by zeros, which are no tokens. Equal to a search in which the ids 0 and 1 are exchanged."""
     models, names = random_models(24, 6, 5, seed=2), np.array([1, 0, 2, 3, 4])
     options = {"beam_size": beam_size, "n_best": beam_size, "patience": math.inf}
-    fixed = None if ON_TENSORFLOW else Fixed(beam_size, 6)
+    fixed = None if ON_TENSORFLOW else FixedShapes(beam_size, 6)
     problem = problem_of(models[:, :, names][..., names], 6, fixed)
     problem = problem._replace(start_ids=ops.ones((24,), "int32"), end_id=0)
     got = Hypotheses(*map(ops.convert_to_numpy, beam_search(problem, **options)))

@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from tf_transformer.decoding.sampling import sample as sample
     from tf_transformer.decoding.sampling import uniforms_of as uniforms_of
     from tf_transformer.decoding.search import Decoder as Decoder
-    from tf_transformer.decoding.search import Fixed as Fixed
+    from tf_transformer.decoding.search import FixedShapes as FixedShapes
     from tf_transformer.decoding.search import SearchProblem as SearchProblem
     from tf_transformer.decoding.search import beam_search as beam_search
 
-_HOMES = dict.fromkeys(("Decoder", "Fixed", "SearchProblem", "beam_search"), "decoding.search")
+_HOMES = dict.fromkeys(("Decoder", "FixedShapes", "SearchProblem", "beam_search"), "decoding.search")
 _HOMES |= {"Hypotheses": "decoding.beams"}
 _HOMES |= dict.fromkeys(("sample", "uniforms_of"), "decoding.sampling")
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from keras import ops
 
 from tf_transformer.decoding.primitives import gather, write_slots
-from tf_transformer.decoding.search import Decoder, Fixed
+from tf_transformer.decoding.search import Decoder, FixedShapes
 from tf_transformer.layers import KeyValue
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.utils.lazy import lazily
@@ -63,7 +63,7 @@ class AppendedKeyValue(KeyValue):
 
 
 def decoder_of(
-    model: Transformer, memory: Tensor, memory_mask: Tensor, fixed: Fixed | None = None, weights: Tensor = None
+    model: Transformer, memory: Tensor, memory_mask: Tensor, fixed: FixedShapes | None = None, weights: Tensor = None
 ) -> Decoder:
     """Prepares a built `Transformer` or `Ensemble` to decode the encoder's output, with its padding mask [B, S].
 

@@ -36,7 +36,7 @@ else:
     growing = lazily("tf_transformer.decoding.growing", "a search whose shapes change")
 
 
-class Fixed(NamedTuple):
+class FixedShapes(NamedTuple):
     """Shapes of a search in a single loop, which drops no rows."""
 
     beams: int  # K, at least the widest beam_size
@@ -61,7 +61,7 @@ class Decoder(NamedTuple):
     step: Callable[..., tuple[Any, ...]]
     cache: Any  # the first, with one free slot: nested tensors [B, ..., slots, d], or without slots
     keep: Callable[[Any, Any], Any]
-    fixed: Fixed | None = None  # `None` lets rows leave and slots grow, which needs TensorFlow
+    fixed: FixedShapes | None = None  # `None` lets rows leave and slots grow, which needs TensorFlow
 
 
 class SearchProblem(NamedTuple):

@@ -14,7 +14,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.decoding.beams import Hypotheses, Tokens, begins_with
 from tf_transformer.decoding.decoder import decoder_after, decoder_of
 from tf_transformer.decoding.primitives import ON_TENSORFLOW, compiled
-from tf_transformer.decoding.search import OPTIONS, Fixed, SearchProblem, beam_search, detailed_search
+from tf_transformer.decoding.search import OPTIONS, FixedShapes, SearchProblem, beam_search, detailed_search
 from tf_transformer.decoding.search_options import LANGUAGES, Beams, translator_options
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.transformer import Transformer
@@ -149,7 +149,7 @@ class TensorTranslator(Immutable):
         exact_n: Tensor = None,
         prefix: Tensor = None,
         start: Tensor = None,
-        fixed: Fixed | None = None,
+        fixed: FixedShapes | None = None,
         **options: Any,
     ) -> Hypotheses:
         """Searches for the n_best outputs of ids and lengths from `source`, at most extra_length tokens longer.
@@ -162,7 +162,12 @@ class TensorTranslator(Immutable):
         return beam_search(problem, n_best=n_best, exact_n=exact_n, allowed=allowed, **options)
 
     def detailed_search(
-        self, source: Tensor, source_length: Tensor, start: Tensor = None, fixed: Fixed | None = None, **options: Any
+        self,
+        source: Tensor,
+        source_length: Tensor,
+        start: Tensor = None,
+        fixed: FixedShapes | None = None,
+        **options: Any,
     ) -> tuple[Hypotheses, Tokens]:
         """Like `search` without `prefix`, but also returns each token's log-probability and attended source token.
 
@@ -172,15 +177,22 @@ class TensorTranslator(Immutable):
         return detailed_search(problem, **options)
 
     def _request(
-        self, source: Tensor, source_length: Tensor, options: Mapping[str, Any], start: Tensor, fixed: Fixed | None
+        self,
+        source: Tensor,
+        source_length: Tensor,
+        options: Mapping[str, Any],
+        start: Tensor,
+        fixed: FixedShapes | None,
     ) -> tuple[SearchProblem, dict[str, Any]]:
         """Returns problem and options of a search from those of a request."""
         values = {name: self.options[name] for name in OPTIONS} | dict(options)
         if fixed is None and not ON_TENSORFLOW:
-            fixed = self.fixed(source, int(ops.convert_to_numpy(ops.max(values["beam_size"]))))  # the widest row's
+            fixed = self.fixed_shapes(
+                source, int(ops.convert_to_numpy(ops.max(values["beam_size"])))
+            )  # the widest row's
         return self.problem(source, source_length, values.pop("max_length", MOST), start, fixed), values
 
-    def fixed(self, source: Tensor, beams: int, longest: int | None = None) -> Fixed | None:
+    def fixed_shapes(self, source: Tensor, beams: int, longest: int | None = None) -> FixedShapes | None:
         """Returns the fixed shapes of a search for ids [B, S], or `None` on TensorFlow, where shapes change.
 
         The longest output is that which extra_length allows, or `longest` if that is shorter.
@@ -191,7 +203,7 @@ class TensorTranslator(Immutable):
         most = source.shape[1] - 1 - self.tokenizer.num_language_tokens + self.extra_length
         if self.model.max_length is not None:
             most = min(most, self.model.max_length)
-        return Fixed(beams, max(1, min(most, longest or most)))
+        return FixedShapes(beams, max(1, min(most, longest or most)))
 
     def problem(
         self,
@@ -199,7 +211,7 @@ class TensorTranslator(Immutable):
         source_length: Tensor,
         max_length: Tensor,
         start: Tensor = None,
-        fixed: Fixed | None = None,
+        fixed: FixedShapes | None = None,
     ) -> SearchProblem:
         """Encodes source ids, and returns the problem of a search.
 
@@ -207,7 +219,7 @@ class TensorTranslator(Immutable):
         differ from row to row in a graph. `fixed` defaults to the shapes for these ids and this beam_size.
         """
         memory, memory_mask, _ = self.model.encode(source)  # [B, S, d], [B, S]
-        decoder = decoder_of(self.model, memory, memory_mask, fixed or self.fixed(source, self.beam_size))
+        decoder = decoder_of(self.model, memory, memory_mask, fixed or self.fixed_shapes(source, self.beam_size))
         # The search begins after the last start token. Those before it, in multilingual models, are decoded here.
         rows = ops.shape(source)[0]
         start = self.tokenizer.start(rows) if start is None else ops.broadcast_to(start, (rows, start.shape[0]))

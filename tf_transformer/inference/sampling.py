@@ -8,7 +8,7 @@ import numpy as np
 from tf_transformer.decoding.beams import RULES, Hypotheses
 from tf_transformer.decoding.primitives import ON_TENSORFLOW, with_rows
 from tf_transformer.decoding.sampling import sample, uniforms_of
-from tf_transformer.decoding.search import Fixed
+from tf_transformer.decoding.search import FixedShapes
 from tf_transformer.inference.engine import Hypothesis, Request, TranslationResult, in_batches, warned
 from tf_transformer.utils.terminal import Progress
 from tf_transformer.utils.type_names import Tensor
@@ -25,7 +25,7 @@ def sampled(
 
     def draw(columns: list[Tensor], start: Tensor, temperature: Tensor, k: Tensor = None) -> Hypotheses:
         source, length, uniforms = columns
-        fixed = None if ON_TENSORFLOW else Fixed(1, uniforms.shape[1])
+        fixed = None if ON_TENSORFLOW else FixedShapes(1, uniforms.shape[1])
         problem = translator.problem(source, length, MOST, start, fixed)
         rules = {name: translator.options[name] for name in RULES}
         return sample(problem, uniforms, temperature=temperature, k=k, widest=widest, **rules)
@@ -33,7 +33,7 @@ def sampled(
     def translate(indices: list[int]) -> Iterator[TranslationResult]:
         batch = [texts[i] for i in indices]
         read = source, length, _ = translator.read(with_rows(batch, translator.batch_size), tokenizer)
-        fixed = translator.fixed(source, 1)
+        fixed = translator.fixed_shapes(source, 1)
         longest = fixed.steps if fixed else int(np.max(translator.limit(length, MOST)))
         columns, name = [uniforms_of(seed, indices, longest)], f"sample, {len(settings)}, {widest}"
         rows = translator.outputs(name, draw, len(batch), 1, tokenizer, read, columns, *settings)

@@ -223,7 +223,7 @@ class Translator(TensorTranslator, Engine):
         def search(columns: list[Tensor], start: Tensor, options: Mapping[str, Tensor], n: Tensor) -> Any:
             source, length, *prefix = columns
             outputs = {"n_best": beams, "exact_n": n, "prefix": prefix[0] if prefix else None}
-            fixed = self.fixed(source, beams, longest)
+            fixed = self.fixed_shapes(source, beams, longest)
             return self.search(source, length, start=start, fixed=fixed, **outputs, **options)
 
         name = f"best, {'prefixes, ' * (prefixes is not None)}{beams if options else ''}, {longest}"
@@ -243,7 +243,7 @@ class Translator(TensorTranslator, Engine):
 
         def search(columns: list[Tensor], start: Tensor, options: Mapping[str, Tensor]) -> Any:
             source, length = columns
-            fixed = self.fixed(source, beams, longest)
+            fixed = self.fixed_shapes(source, beams, longest)
             outputs, tokens = self.detailed_search(source, length, start, fixed, **options)
             return outputs.ids, outputs.ids, outputs.lengths, outputs.finished, tokens.attended
 

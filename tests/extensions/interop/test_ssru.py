@@ -243,7 +243,9 @@ def test_beams_read_their_own_states(case):
     source = np.array([[*ours([5, 9, 4]), EOS_ID], [*ours([8]), EOS_ID, 0, 0]])
     memory, mask, _ = model.encode(source)
     start, limit = (keras.ops.full((2,), n, "int32") for n in (1, 6))
-    problem = tt.decoding.SearchProblem(decoder_of(model, memory, mask, tt.decoding.Fixed(3, 6)), start, limit, EOS_ID)
+    problem = tt.decoding.SearchProblem(
+        decoder_of(model, memory, mask, tt.decoding.FixedShapes(3, 6)), start, limit, EOS_ID
+    )
     found = tt.decoding.beam_search(problem, beam_size=3, n_best=3, patience=9.0)
     ids, lengths = array(found.ids), array(found.lengths)
     for beam in range(3):

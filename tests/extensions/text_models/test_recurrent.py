@@ -35,7 +35,7 @@ def log_prob(step, state, ids):
 def test_a_wide_beam_is_exhaustive_search():
     step, longest, beams = network(), 3, 27
     first = np.random.default_rng(3).normal(size=(2, UNITS)).astype("float32")
-    fixed = None if keras.backend.backend() == "tensorflow" else tt.decoding.Fixed(beams, longest)
+    fixed = None if keras.backend.backend() == "tensorflow" else tt.decoding.FixedShapes(beams, longest)
     decoder = tt.recurrent_decoder(step, [keras.ops.convert_to_tensor(first)], fixed)
     start, limit = (keras.ops.convert_to_tensor(np.array([n, n], "int32")) for n in (1, longest))
     problem = tt.decoding.SearchProblem(decoder, start, limit, END)

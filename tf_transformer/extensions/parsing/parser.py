@@ -16,7 +16,7 @@ from keras import ops
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.primitives import ON_TENSORFLOW, input_signature, width_of, with_rows
-from tf_transformer.decoding.search import OPTIONS, Fixed, beam_search
+from tf_transformer.decoding.search import OPTIONS, FixedShapes, beam_search
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
 from tf_transformer.decoding.tensor_translator import Immutable, check_length, padded
 from tf_transformer.evaluation.bleu import Metric
@@ -208,9 +208,9 @@ class Parser(Immutable, Engine):
 
     def _best(self, source: ParserInput, free: bool = False) -> Hypotheses:
         """Returns the best line of tokens for each row: a tree, unless the search is `free` from the grammar."""
-        fixed = self.translator.fixed(source.ids, self.translator.beam_size)
+        fixed = self.translator.fixed_shapes(source.ids, self.translator.beam_size)
         if fixed:
-            fixed = Fixed(fixed.beams, min(fixed.steps + source.firsts.shape[1], self.max_length))
+            fixed = FixedShapes(fixed.beams, min(fixed.steps + source.firsts.shape[1], self.max_length))
         start = None if ON_TENSORFLOW else ops.convert_to_tensor(self.tokenizer.start_ids(), "int32")
         problem = self.translator.problem(source.ids, source.length, MOST, start, fixed)
         # The words' own subwords do not count against the extra length.

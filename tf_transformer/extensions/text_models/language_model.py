@@ -11,7 +11,7 @@ from tf_transformer.decoding.beams import Hypotheses
 from tf_transformer.decoding.decoder import AppendedKeyValue, FixedKeyValue, InPlaceKeyValue
 from tf_transformer.decoding.primitives import NEG_INF, ON_TENSORFLOW, compiled, gather, input_signature, rounded, size
 from tf_transformer.decoding.sampling import sample, uniforms_of
-from tf_transformer.decoding.search import OPTIONS, Decoder, Fixed, SearchProblem, beam_search
+from tf_transformer.decoding.search import OPTIONS, Decoder, FixedShapes, SearchProblem, beam_search
 from tf_transformer.decoding.search_options import SearchOptions
 from tf_transformer.decoding.text_model import padded
 from tf_transformer.layers import DecoderCache, DecoderLayer, KeyValue, PositionalEmbedding
@@ -181,7 +181,7 @@ class LanguageModel(keras.layers.Layer):
         x = x if self.norm is None else self.norm(x)
         return self.embedding(x, reverse=True) if self.head is None else self.head(x)
 
-    def decoder(self, prompts: Tensor, length: Tensor, fixed: Fixed | None = None) -> Decoder:
+    def decoder(self, prompts: Tensor, length: Tensor, fixed: FixedShapes | None = None) -> Decoder:
         """Returns the step of a search, after the layers have read the prompts.
 
         Args:
@@ -261,7 +261,7 @@ class LanguageModel(keras.layers.Layer):
 
     def problem(self, prompts: Tensor, length: Tensor, max_length: Count, beams: Count, end_id: int) -> SearchProblem:
         """Returns the problem for `tt.decoding.beam_search` and `sample`. See `decoder` for the arguments."""
-        fixed = None if ON_TENSORFLOW else Fixed(beams, max_length)
+        fixed = None if ON_TENSORFLOW else FixedShapes(beams, max_length)
         start = gather(prompts, length - 1, batch_dims=1)
         limit = ops.broadcast_to(ops.convert_to_tensor(max_length, "int32"), (ops.shape(prompts)[0],))
         return SearchProblem(self.decoder(prompts, length, fixed), start, limit, end_id)

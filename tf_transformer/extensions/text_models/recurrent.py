@@ -7,11 +7,13 @@ from typing import Any
 from keras import ops, tree
 
 from tf_transformer.decoding.primitives import gather, write_slots
-from tf_transformer.decoding.search import Decoder, Fixed
+from tf_transformer.decoding.search import Decoder, FixedShapes
 from tf_transformer.utils.type_names import Tensor
 
 
-def recurrent_decoder(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, fixed: Fixed | None = None) -> Decoder:
+def recurrent_decoder(
+    step: Callable[[Any, Any], tuple[Any, Any]], state: Any, fixed: FixedShapes | None = None
+) -> Decoder:
     """Makes a `Decoder` for `beam_search` and `sample` from the step of a recurrent network, or of any other model.
 
         decoder = tt.recurrent_decoder(step, encoder(source))

@@ -16,7 +16,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.decoding.beams import RULES
 from tf_transformer.decoding.decoder import decoder_after, decoder_of
 from tf_transformer.decoding.primitives import require_tensorflow, size
-from tf_transformer.decoding.search import OPTIONS, Fixed, SearchProblem, beam_search
+from tf_transformer.decoding.search import OPTIONS, FixedShapes, SearchProblem, beam_search
 from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, of_request
 from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.extensions.interop.formats.checks import check_convertible
@@ -161,7 +161,7 @@ def graph_of_ids(
         length = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - (1 + codes)  # [B]
         limit = translator.limit(length, tf.minimum(options.pop("max_length"), max_length))
         memory, mask, _ = model.encode(source)
-        fixed = Fixed(beams, steps) if steps else Fixed(beams, tf.reduce_max(limit), grows=True)
+        fixed = FixedShapes(beams, steps) if steps else FixedShapes(beams, tf.reduce_max(limit), grows=True)
         decoder, start = decoder_of(model, memory, mask, fixed, weights), tf.fill(tf.shape(length), BOS_ID)
         for language in values[len(INPUTS) :]:
             decoder, start = decoder_after(decoder, start), tf.broadcast_to(language, tf.shape(length))
