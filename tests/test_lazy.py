@@ -10,7 +10,7 @@ from checkpoints import M2M100, MARIAN
 from programs import run_python
 
 import tf_transformer as tt
-from tf_transformer.utils.lazy import Once, lazily
+from tf_transformer.utils.lazy import MadeOnce, lazily
 
 BACKEND = next((name for name in ("jax", "torch") if importlib.util.find_spec(name)), "")
 MISSING = """
@@ -165,5 +165,5 @@ def test_a_missing_package_raises_bad_input(tmp_path, monkeypatch):
 
 def test_a_value_is_made_once():
     calls = []
-    value = Once(lambda: calls.append(7) or list(calls))
+    value = MadeOnce(lambda: calls.append(7) or list(calls))
     assert not calls and value() is value() and calls == [7]

@@ -17,8 +17,9 @@ import numpy as np
 
 import tf_transformer as tt
 from tf_transformer import PRESETS, RECIPES, BadInput, Recipe, ToyCorpus, Trainer, TransformerConfig, Translator
+from tf_transformer.data.corpus import TOY
 from tf_transformer.data.sources import Texts
-from tf_transformer.decoding.search_options import LANGUAGES, MOST_BEAMS, of_request, options_of
+from tf_transformer.decoding.search_options import LANGUAGES, MOST_BEAMS, options_of, request_options
 from tf_transformer.inference.translator import trained
 from tf_transformer.serving import formats
 from tf_transformer.tokenizers.tokenizer import FIRST_ID
@@ -196,14 +197,14 @@ def record(run: Run, metrics: dict[str, Any], parameters: Any) -> None:
 def search_of(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the search options, checked against their ranges."""
     search = chosen(options, [*options_of("translator")])
-    return of_request(search, {"beam_size": MOST_BEAMS})
+    return request_options(search, {"beam_size": MOST_BEAMS})
 
 
 def read_dev(settings: dict[str, Any], files: list[str] | None) -> Texts | None:
     """Returns the dev set: the files', or the toy corpus's, or `None` if the run's is unknown."""
     if files:
         return task_of(settings["kind"]).read(files)
-    return ToyCorpus().dev if settings["corpus"].get("train") == "grammar" else None
+    return ToyCorpus().dev if settings["corpus"].get("train") == TOY else None
 
 
 def scores_of(kind: str, dev: Texts, learned: dict[str, Any], name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.beams import RULES
 from tf_transformer.decoding.search import OPTIONS
-from tf_transformer.decoding.search_options import LONGEST, SEARCH_OPTIONS, SearchOptions, of_request
+from tf_transformer.decoding.search_options import LONGEST, SEARCH_OPTIONS, SearchOptions, request_options
 from tf_transformer.serving.contract import CONTRACT
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 def test_ranges_of_a_request(values, highest, expected):
     """`test_values.py` tests those of Python."""
     with contextlib.nullcontext() if not expected else pytest.raises(BadInput, match=f"^{expected}$"):
-        of_request(values, highest)
+        request_options(values, highest)
 
 
 def test_the_contracts_tables_are_this_one():
@@ -54,7 +54,7 @@ def test_the_contracts_tables_are_this_one():
 
 def test_defaults_are_valid_in_a_request():
     for name, option in SEARCH_OPTIONS.items():
-        assert option.doc and of_request({name: np.float64(option.default)}) == {name: option.default}
+        assert option.doc and request_options({name: np.float64(option.default)}) == {name: option.default}
         assert type(option.cast(np.float64(option.default))) is type(option.default)
     assert SEARCH_OPTIONS["patience"].cast("inf") == math.inf  # as in JSON
     assert SearchOptions(extra_length=10**400, max_source_length=2**31).max_source_length == 2**30

@@ -13,11 +13,11 @@ from tf_transformer.utils.folders import (
     ONNX_FILE,
     SAVED_MODEL_FILE,
     find_saved_model,
-    found_in,
     model_folder,
     needs_no_tensorflow,
     newest,
     saved_model_of,
+    what_is_in,
 )
 
 
@@ -102,4 +102,4 @@ def test_what_another_folder_is_and_what_opens_it(tmp_path, capsys):
                 take(tmp_path / name)
             assert len(str(error.value).splitlines()) == 1
     assert re.search("found nothing at", fails(translate, [tmp_path / "nowhere"], capsys))
-    assert "a SavedModel, " in found_in(tmp_path / "saved", LITERT_FILE)
+    assert "a SavedModel, " in what_is_in(tmp_path / "saved", LITERT_FILE)

@@ -22,7 +22,7 @@ import tf_transformer as tt
 from tf_transformer.decoding.search_options import SearchOptions
 from tf_transformer.serving.contract import Export
 from tf_transformer.serving.formats import publish
-from tf_transformer.utils.values import MOST, Count, Fact, Seed, checked, convert, documentation, folded
+from tf_transformer.utils.values import MOST, Count, Fact, Seed, checked, convert, documentation, in_32_bits
 from trainers import costs
 
 ROOT = Path(__file__).parents[2]
@@ -174,10 +174,10 @@ def test_checked_keeps_the_errors_of_wrong_calls():
 
 def test_every_whole_number_is_a_seed():
     seeds = [0, 2**32 - 1, 2**32, 2**40, -1, -(2**32), 10**30, 10**5000]
-    assert [folded(seed) for seed in seeds[:2]] == seeds[:2]
-    assert all(0 <= folded(seed) < 2**32 for seed in seeds)
-    assert len({folded(seed) for seed in seeds}) == len(seeds)
-    assert tt.Recipe(seed=2**40).seed == folded(2**40) == 1_273_766_196  # must never change
+    assert [in_32_bits(seed) for seed in seeds[:2]] == seeds[:2]
+    assert all(0 <= in_32_bits(seed) < 2**32 for seed in seeds)
+    assert len({in_32_bits(seed) for seed in seeds}) == len(seeds)
+    assert tt.Recipe(seed=2**40).seed == in_32_bits(2**40) == 1_273_766_196  # must never change
 
 
 COUNTS, POSITIVES = ([1, MOST], [0, MOST + 1, 2.5, "7"]), ([2e-38, 3e38], [0, -0.1, 1e-38, math.inf, math.nan])

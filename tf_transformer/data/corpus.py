@@ -35,6 +35,7 @@ from tf_transformer.utils.values import Count, Seed, check_fields, checked, conv
 
 Files = Sequence[str | os.PathLike[str]]
 TOY_LANGUAGES = ("en", "de")
+TOY = "grammar"  # the toy corpus in config.json of runs. The name stays, or runs of earlier versions could not resume.
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ class ToySource(MemorySource):
     """Training set of the toy corpus."""
 
     def describe(self) -> dict[str, Any]:
-        return {"train": "grammar", "sha256": checksum(toy_corpus.FILE)}
+        return {"train": TOY, "sha256": checksum(toy_corpus.FILE)}
 
 
 def ToyCorpus() -> Corpus:
@@ -290,8 +291,8 @@ def two_files(name: str, files: Files) -> list[str]:
 
 
 def languages_of(train: Any) -> tuple[str, str] | None:
-    """Returns the languages of a training set by its name in config.json: the endings of two files, or "grammar"."""
-    if train == "grammar":
+    """Returns the languages of a training set by its name in config.json: the endings of two files, or `TOY`."""
+    if train == TOY:
         return TOY_LANGUAGES
     if not isinstance(train, list) or len(train) != 2:
         return None

@@ -103,7 +103,7 @@ def options_of(taker: Literal["translator", "request", "search"]) -> dict[str, S
     return {name: option for name, option in SEARCH_OPTIONS.items() if taker in option.where}
 
 
-def of_request(values: Mapping[str, Any], highest: Mapping[str, float] | None = None) -> dict[str, Any]:
+def request_options(values: Mapping[str, Any], highest: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Converts options to Python numbers in the ranges of a request, or up to the `highest` values by name."""
     converted = dict[str, Any]()
     for name, value in values.items():

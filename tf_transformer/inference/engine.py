@@ -12,7 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
-from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, check_language, of_request, options_of
+from tf_transformer.decoding.search_options import (
+    LANGUAGES,
+    SEARCH_OPTIONS,
+    check_language,
+    options_of,
+    request_options,
+)
 from tf_transformer.inference.words import Aligned
 from tf_transformer.utils.files import encoded, one_line
 from tf_transformer.utils.processor import saturates
@@ -250,7 +256,7 @@ class Engine(ABC):
         for name, value in search.items():
             if name not in self.call_options:
                 raise BadInput(f"{name}: expected none in a call, since this engine fixes it, got {shown(value)}")
-        search = of_request({**search, **({} if n is None else {"n_best": n})}, self.max_values)
+        search = request_options({**search, **({} if n is None else {"n_best": n})}, self.max_values)
         search.pop("n_best", None)
         # Fewer outputs than asked for are a warning: the texts are translated all the same.
         if n and n > (beams := search.get("beam_size") or self.options.get("beam_size", n)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tf_transformer import registry
 from tf_transformer.inference.engine import Engine
 from tf_transformer.utils.files import user_path
-from tf_transformer.utils.folders import SAVED_MODEL_FILE, folders_of, found_in, holds
+from tf_transformer.utils.folders import SAVED_MODEL_FILE, folders_of, holds, what_is_in
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Folders
 from tf_transformer.utils.values import BadInput, Count, checked
@@ -96,7 +96,7 @@ def load(
     is_path = name.startswith((".", "~", os.sep)) or "/" not in name
     is_ours = not any(registry.is_plugged_in("engines", engine) for engine in registry.names("engines"))
     if name and is_path and is_ours and not (family or revision) and not user_path(name).exists():
-        raise BadInput(f"expected a model's directory, or its owner and name on the hub, {found_in(name)}")
+        raise BadInput(f"expected a model's directory, or its owner and name on the hub, {what_is_in(name)}")
     opener, where = opener_of(path, special)
     return opener.open(where, **arguments)
 
@@ -132,7 +132,7 @@ def opener_of(path: Folders, options: Mapping[str, Any], rebuilds: bool = False)
         if not unopened:
             raise BadInput(f"{', '.join(options)}: expected one model with it, got an ensemble of {len(paths)} runs")
         raise BadInput(
-            f"{unopened[0]}: expected a run, since several paths are an ensemble of runs, {found_in(unopened[0])}"
+            f"{unopened[0]}: expected a run, since several paths are an ensemble of runs, {what_is_in(unopened[0])}"
         )
     titles = [opener.title for opener in tried]
-    raise BadInput(f"expected {', '.join(titles[:-1])} or {titles[-1]}, {found_in(paths[0], 'config.json')}")
+    raise BadInput(f"expected {', '.join(titles[:-1])} or {titles[-1]}, {what_is_in(paths[0], 'config.json')}")

@@ -20,8 +20,8 @@ from tf_transformer.decoding.search_options import (
     SEARCH_OPTIONS,
     Beams,
     Length,
-    of_request,
     options_of,
+    request_options,
 )
 from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.masks import PAD_ID
@@ -165,7 +165,7 @@ class Export(Root):
         # Defaults must be in the ranges of a request, or a client that sends them back would be clipped.
         values = translator.options | {"n_best": n_best, "max_length": max_length}
         highest = {"beam_size": max_beam_size, "n_best": max_beam_size, "max_length": max_length}
-        of_request(values, highest | {"max_length": math.inf})
+        request_options(values, highest | {"max_length": math.inf})
         if translator.tokenizer.languages:
             translator = translator.with_languages(*(metadata.get(name) for name in LANGUAGES))
             metadata |= dict(zip(LANGUAGES, translator.tokenizer.current_languages(), strict=True))

@@ -18,7 +18,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.masks import PAD_ID
 from tf_transformer.tokenizers.strings import check_tensorflow_text, valid, valid_text
 from tf_transformer.utils.files import encoded, new_file, user_path
-from tf_transformer.utils.lazy import Once, lazily
+from tf_transformer.utils.lazy import MadeOnce, lazily
 from tf_transformer.utils.lines import lines_of
 from tf_transformer.utils.reading import read_bytes
 from tf_transformer.utils.terminal import quiet_stderr
@@ -80,7 +80,7 @@ class Tokenizer:
         self.first_piece: int = next(of_text, 0)
         if not self.first_piece:
             raise BadInput(f"expected a SentencePiece model with pieces of text, got {self.vocab_size} others")
-        self._op = Once(self._resources)
+        self._op = MadeOnce(self._resources)
 
     def _resources(self) -> Any:
         # The first call may be inside the tracing of a function, which must not own the resource.

@@ -20,7 +20,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.evaluation.bleu import Metric
 from tf_transformer.models.weights import wake_adapters
 from tf_transformer.training.recipe import Recipe
-from tf_transformer.training.settings import comparable, differences, fixed, with_new_options
+from tf_transformer.training.settings import comparable, differences, unchangeable, with_new_options
 from tf_transformer.utils.files import checksum, flush, locked, user_path, write_json, write_text
 from tf_transformer.utils.reading import check_file, check_h5, check_kinds, made_of, read_json, reading, with_new_names
 from tf_transformer.utils.terminal import say
@@ -107,7 +107,7 @@ class Run:
         omitted = () if "start" in settings else ("start", "frozen")
         before = {name: value for name, value in before.items() if name not in omitted}
         settings = {name: value for name, value in settings.items() if name in before or name not in ("dev", "family")}
-        self._check_same(fixed(before), fixed(json.loads(json.dumps(settings))))
+        self._check_same(unchangeable(before), unchangeable(json.loads(json.dumps(settings))))
         return True
 
     def _check_same(self, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -102,7 +102,7 @@ def with_new_options(value: Any) -> Any:
     return value
 
 
-def fixed(settings: dict[str, Any]) -> dict[str, Any]:
+def unchangeable(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings that may not change when a run is resumed."""
     # A recipe of an earlier version, which lacks an option, was that of its default.
     recipe = Recipe().to_dict() | settings.get("recipe", {})

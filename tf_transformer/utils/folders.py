@@ -39,7 +39,7 @@ def folders_of(path: Folders) -> list[Path]:
     return folders
 
 
-def found_in(path: str | os.PathLike[str], *wanted: str) -> str:
+def what_is_in(path: str | os.PathLike[str], *wanted: str) -> str:
     """Describes a directory that has none of the files `wanted`, and how to open it, as the end of an error."""
     folder = user_path(path)
     if not folder.is_dir():
@@ -59,7 +59,7 @@ def found_in(path: str | os.PathLike[str], *wanted: str) -> str:
 
 
 def _holds_model(folder: Path) -> bool:
-    """Returns whether a directory, or a version in it, is one of the kinds that `found_in` describes."""
+    """Returns whether a directory, or a version in it, is one of the kinds that `what_is_in` describes."""
     is_run = (folder / "config.json").is_file() and (folder / "tokenizer.model").is_file()
     return is_run or newest(folder, *OPENED_BY) is not None
 
@@ -109,7 +109,7 @@ def model_folder(path: str | os.PathLike[str]) -> Path:
     if export := newest(user_path(path), *EXPORTS):
         return export
     expected = "expected the directory of a SavedModel, a LiteRT or an ONNX export, or of its versions"
-    raise BadInput(f"{expected}, {found_in(path, *EXPORTS)}")
+    raise BadInput(f"{expected}, {what_is_in(path, *EXPORTS)}")
 
 
 def find_saved_model(path: str | os.PathLike[str]) -> Path | None:
@@ -121,7 +121,7 @@ def saved_model_of(path: str | os.PathLike[str]) -> Path:
     """Returns `find_saved_model(path)`, or raises `BadInput`."""
     if export := find_saved_model(path):
         return export
-    raise BadInput(f"expected the directory of a SavedModel or of its versions, {found_in(path, SAVED_MODEL_FILE)}")
+    raise BadInput(f"expected the directory of a SavedModel or of its versions, {what_is_in(path, SAVED_MODEL_FILE)}")
 
 
 def size_of(path: str | os.PathLike[str]) -> int:

@@ -38,7 +38,7 @@ def lazily(name: str, purpose: str) -> Any:
     return _Lazy(name, purpose)
 
 
-class Once(Generic[T]):
+class MadeOnce(Generic[T]):
     """A value that `make` creates on first use, once for all threads that share this object."""
 
     def __init__(self, make: Callable[[], T]) -> None:

@@ -66,7 +66,7 @@ def between(lowest: int, highest: int) -> Kind:
     return Kind(f"a whole number from {lowest:,} to {highest:,}", lambda number: lowest <= number <= highest)
 
 
-def folded(seed: int) -> int:
+def in_32_bits(seed: int) -> int:
     """Hashes a whole number of any size to the 32 bits that Keras and NumPy accept as a seed. 32 bits are unchanged."""
     digest = hashlib.sha256(hex(seed).encode()).digest()
     return seed if 0 <= seed < 2**32 else int.from_bytes(digest[:4], "little")
@@ -116,7 +116,7 @@ def _is_fact(value: Any) -> bool:
 
 Count = Annotated[int, Kind("a positive whole number below 2**31", lambda number: 1 <= number <= MOST)]
 Natural = Annotated[int, Kind("a whole number from 0 to below 2**31", lambda number: 0 <= number <= MOST)]
-Seed = Annotated[int, Kind("a whole number", convert=folded)]
+Seed = Annotated[int, Kind("a whole number", convert=in_32_bits)]
 Positive = Annotated[float, Kind("a positive number that float32 holds", lambda number: SMALLEST < number < LARGEST)]
 Amount = Annotated[float, Kind("a finite number of 0 or more", lambda number: number >= 0)]
 Rate = Annotated[float, Kind("a rate in [0, 1)", lambda number: 0 <= number < 1)]

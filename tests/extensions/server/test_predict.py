@@ -102,10 +102,10 @@ def test_base64(ask):
 
 def test_numbers_are_the_shortest_that_are_read_back_as_they_were():
     values = np.array([0.6, -1e9, 1 / 3, 1e-7], np.float32)
-    text = json.dumps(predict.written("x", values))
+    text = json.dumps(predict.json_value("x", values))
     assert (np.array(json.loads(text), np.float32) == values).all()
     assert text.startswith("[0.6, -1000000000.0, 0.33333334,")
-    assert predict.written("x_bytes", np.array([[b"\xff"]], object)) == [[{"b64": "/w=="}]]
+    assert predict.json_value("x_bytes", np.array([[b"\xff"]], object)) == [[{"b64": "/w=="}]]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_outputs_of_any_type_are_json_or_one_line(value, status, expected):
 
 
 def test_nan_is_written_as_by_the_server():
-    assert json.dumps(predict.written("y", np.array([np.nan], np.float32))) == "[NaN]"
+    assert json.dumps(predict.json_value("y", np.array([np.nan], np.float32))) == "[NaN]"
 
 
 def test_status_and_metadata_are_the_servers_protos(client, model):

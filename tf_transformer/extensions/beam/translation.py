@@ -12,7 +12,7 @@ from apache_beam.metrics.metric import Metrics
 from apache_beam.ml.inference.base import ModelHandler, RunInference
 
 from tf_transformer.config import BadInput
-from tf_transformer.decoding.search_options import LANGUAGES, of_request
+from tf_transformer.decoding.search_options import LANGUAGES, request_options
 from tf_transformer.extensions import documents
 from tf_transformer.extensions.documents.document import DocumentFormat
 from tf_transformer.inference.engine import REQUEST_OPTIONS, Hypothesis, TranslationResult, batches
@@ -57,7 +57,7 @@ class TranslationSettings:
         if unknown := [name for name in self.options if name not in (*REQUEST_OPTIONS, *LANGUAGES)]:
             raise BadInput(f"options: expected {', '.join((*REQUEST_OPTIONS, *LANGUAGES))}; got {', '.join(unknown)}")
         search = {name: value for name, value in self.options.items() if name not in LANGUAGES}
-        search = of_request({**search, "n_best": self.n_best})
+        search = request_options({**search, "n_best": self.n_best})
         del search["n_best"]
         languages = {name: convert(name, value, str) for name, value in self.options.items() if name in LANGUAGES}
         if "://" not in os.fspath(self.path):  # not an address of another file system

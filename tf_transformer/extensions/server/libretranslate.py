@@ -161,7 +161,7 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
     @api.post("/detect")
     def detect() -> Any:
         texts, _ = texts_of(body_of_request())
-        return [written(*best) for best in languages.detected(" ".join(texts), sources=False)]
+        return [detection(*best) for best in languages.detected(" ".join(texts), sources=False)]
 
     @api.post("/translate")
     def translate() -> Any:
@@ -185,7 +185,7 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
                 for text, output, is_one in zip(texts, outputs, one, strict=True)
             ]
         if detected:
-            reply["detectedLanguage"] = [written(*detected)] * len(texts)
+            reply["detectedLanguage"] = [detection(*detected)] * len(texts)
         return reply if several else {name: value[0] for name, value in reply.items()}
 
     def language_of(body: Mapping[str, Any], side: str, known: list[str]) -> Any:
@@ -219,7 +219,7 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
     return api
 
 
-def written(language: str, confidence: float) -> dict[str, Any]:
+def detection(language: str, confidence: float) -> dict[str, Any]:
     return {"confidence": confidence, "language": language}
 
 

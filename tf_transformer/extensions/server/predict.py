@@ -44,7 +44,7 @@ def routes(model: ServedModel, limits: Limits) -> Blueprint:
         if not isinstance(content, dict) or len(content.keys() & {"instances", "inputs"}) != 1:
             abort(400, f"expected an object with either instances or inputs, got {shown(content)}")
         signature_name, inputs = read_request(model, content, limits)
-        outputs = {name: written(name, value) for name, value in model.predict(signature_name, inputs).items()}
+        outputs = {name: json_value(name, value) for name, value in model.predict(signature_name, inputs).items()}
         if "inputs" in content:
             return {"outputs": outputs if len(outputs) > 1 else next(iter(outputs.values()))}
         rows = [dict(zip(outputs, row, strict=True)) for row in zip(*outputs.values(), strict=True)]
@@ -169,7 +169,7 @@ def _is_base64(item: Any) -> bool:
     return isinstance(item, dict) and list(item) == ["b64"] and isinstance(item["b64"], str)
 
 
-def written(name: str, value: np.ndarray) -> Any:
+def json_value(name: str, value: np.ndarray) -> Any:
     """Converts an output to lists for JSON. Like the server, it writes NaN and Infinity, which are no strict JSON."""
     if value.dtype == object and value.size:
         as_bytes = name.endswith("_bytes")

@@ -17,9 +17,9 @@ from tf_transformer.utils.folders import (
     HUB_NAME,
     LITERT_FILE,
     ONNX_FILE,
-    found_in,
     is_hub_name,
     newest,
+    what_is_in,
 )
 from tf_transformer.utils.lazy import import_extra
 from tf_transformer.utils.reading import read_json
@@ -52,7 +52,9 @@ def folder_of(name: str | os.PathLike[str], owner: str = "", revision: str | Non
     if path.is_dir():
         return newest(path, *WEIGHTS) or path
     if not (HUB_NAME.fullmatch(name) if revision else is_hub_name(name)):
-        raise BadInput(f"expected a checkpoint's directory or a model's name on the Hugging Face hub, {found_in(path)}")
+        raise BadInput(
+            f"expected a checkpoint's directory or a model's name on the Hugging Face hub, {what_is_in(path)}"
+        )
     purpose = f"expected a checkpoint's directory, found none at {name}; downloading a model of this name"
     huggingface_hub = import_extra("huggingface_hub", "hub", purpose)
     model = f"{owner}/{name}" if owner and "/" not in name else name
@@ -149,7 +151,7 @@ def from_checkpoint(name: Any, family: str | None = None, revision: str | None =
     if newest(folder, LITERT_FILE, ONNX_FILE, CTRANSLATE2_FILE) and not any(
         (folder / file).is_file() for file in WEIGHTS
     ):
-        raise BadInput(f"expected a checkpoint, {found_in(folder)}")
+        raise BadInput(f"expected a checkpoint, {what_is_in(folder)}")
     kind = kinds[0] if family else family_of_folder(folder)
     if kind is None or kind.load is None:
         raise BadInput(f"{name}: expected a checkpoint of a family that loads here, got other files")

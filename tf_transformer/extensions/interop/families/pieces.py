@@ -21,7 +21,7 @@ from tf_transformer.tokenizers.tokenizer import (
     engine_of,
     known_ids,
 )
-from tf_transformer.utils.lazy import Once, lazily
+from tf_transformer.utils.lazy import MadeOnce, lazily
 from tf_transformer.utils.reading import check_archive, reading
 from tf_transformer.utils.type_names import Tensor
 from tf_transformer.utils.values import checked
@@ -66,7 +66,7 @@ class PieceTable:
         self.ids = {piece: id for id, piece in enumerate(pieces) if piece and id >= UNKNOWN_ID}
         space = self.ids.get(SPACE, UNKNOWN_ID)
         self.tokens = {token: [space] * is_spaced + [self.ids[token]] for token, is_spaced in added.items()}
-        self._op = Once(self._resources)
+        self._op = MadeOnce(self._resources)
 
     def _resources(self) -> "tf.Module":
         # A graph that is traced now must not own what others use too.
@@ -154,7 +154,7 @@ class PieceTokenizer(Tokenizer):
             self.added = {str(token): bool(is_spaced) for token, is_spaced in added.items()}
             self.read(pieces)
         self.model, self.vocab_size, self.control_tokens = model, len(pieces), []
-        self._op = Once(self._resources)
+        self._op = MadeOnce(self._resources)
 
     def read(self, pieces: list[str]) -> None:
         """Sets `source`, `target` and `texts` from the archive's contents and the target's tokens by id."""

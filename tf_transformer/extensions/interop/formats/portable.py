@@ -17,7 +17,7 @@ from tf_transformer.decoding.beams import RULES
 from tf_transformer.decoding.decoder import decoder_after, decoder_of
 from tf_transformer.decoding.primitives import require_tensorflow, size
 from tf_transformer.decoding.search import OPTIONS, FixedShapes, SearchProblem, beam_search
-from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, of_request
+from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, request_options
 from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.extensions.interop.formats.checks import check_convertible
 from tf_transformer.masks import PAD_ID
@@ -94,7 +94,7 @@ class Portable(abc.ABC):
             import_extra(self.package, self.engine.lower(), "the check of this format")
         max_length = min(max_length, translator.max_source_length + translator.extra_length)
         options = translator.options | {"max_length": max_length, "n_best": translator.beam_size}
-        of_request(options, dict.fromkeys(options, math.inf))
+        request_options(options, dict.fromkeys(options, math.inf))
         tokenizer, languages = translator.tokenizer, dict[str, Any]()
         if tokenizer.languages:
             tokenizer = tokenizer.with_languages(*(metadata.get(name) for name in LANGUAGES))
