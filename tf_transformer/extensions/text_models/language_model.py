@@ -13,7 +13,7 @@ from tf_transformer.decoding.primitives import NEG_INF, ON_TENSORFLOW, compiled,
 from tf_transformer.decoding.sampling import sample, uniforms_of
 from tf_transformer.decoding.search import OPTIONS, Decoder, FixedShapes, SearchProblem, beam_search
 from tf_transformer.decoding.search_options import SearchOptions
-from tf_transformer.decoding.text_model import padded
+from tf_transformer.decoding.tensor_translator import padded
 from tf_transformer.layers import DecoderCache, DecoderLayer, KeyValue, PositionalEmbedding
 from tf_transformer.masks import PAD_ID, causal_mask
 from tf_transformer.tokenizers.tokenizer import EOS_ID

@@ -10,7 +10,7 @@ import numpy as np
 from keras import tree
 
 from tf_transformer.decoding.primitives import require_tensorflow
-from tf_transformer.decoding.text_model import padded
+from tf_transformer.decoding.tensor_translator import padded
 from tf_transformer.inference.engine import strings_in
 from tf_transformer.layers import PositionalEmbedding
 from tf_transformer.masks import PAD_ID
