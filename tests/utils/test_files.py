@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tarfile
 import threading
+import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -348,6 +350,10 @@ print(tt.load(sys.argv[1])("Two doors."))
     assert run_python(program, lite) == tt.load(lite)("Two doors.") + "\n"
 
 
+SENTENCES = "".join(f"{n} doors, {n * n} tables and {n**3} chairs.\n" for n in range(99)).encode()
+DOCUMENT = io.BytesIO()
+with zipfile.ZipFile(DOCUMENT, "w") as archive:
+    archive.writestr("word/document.xml", "<w:t>Two doors.</w:t>")
 CODED = {
     "gzip": gzip.compress(b"Two doors.\n"),
     "bzip2": bz2.compress(b"Two doors.\n"),
@@ -356,8 +362,21 @@ CODED = {
     "Zstandard": bytes.fromhex("28b52ffd240b59000054776f20646f6f72732e0a"),
     "LZ4": bytes.fromhex("04224d186440a70b00008054776f20646f6f72732e0a"),
     "a zip archive": b"PK\x03\x04" + bytes(26),
+    "a zip archive of a .docx": DOCUMENT.getvalue(),
     "a 7z archive": b"7z\xbc\xaf\x27\x1c" + bytes(26),
     "a tar archive": tarfile.TarInfo("text.en").tobuf() + b"Two doors.\n",
+    "a PDF": b"%PDF-1.4\n1 0 obj\n<< /Type /Catalog >>\nendobj\n",
+    "Parquet": b"PAR1\x15\x04\x15\x1a\x15\x1eL\x15\x02\x15\0\x12\0\0\r0\n\0\0\0Two doors.",
+    "binary data of .lzma": lzma.compress(SENTENCES, lzma.FORMAT_ALONE),
+    "binary data of zlib": zlib.compress(SENTENCES),
+    "binary data of raw zlib": zlib.compress(SENTENCES, wbits=-15),
+    "binary data of .lz": b"LZIP\x01\x0c" + lzma.compress(SENTENCES, lzma.FORMAT_ALONE)[13:],
+    "binary data of Arrow": b"ARROW1\0\0\xff\xff\xff\xffx\0\0\0\x10\0\0\0\0\0\n\0\x0c\0\x06\0\x05\0\x08\0\n\0\0\0",
+    "binary data of .rar": b"Rar!\x1a\x07\0\xcf\x90s\0\0\r\0\0\0\0\0\0\0",
+    "binary data of NumPy": b"\x93NUMPY\x01\0v\0{'descr': '<i4', 'fortran_order': False}\n" + bytes(range(60)),
+    "binary data of UTF-16": SENTENCES.decode().encode("utf-16"),
+    "binary data of big UTF-16": SENTENCES.decode().encode("utf-16-be"),
+    "binary data of SQLite": b"SQLite format 3\0\x10\0\x01\x01\0@  \0\0\0\x02",
 }
 
 
@@ -378,9 +397,32 @@ def test_compressed_files_are_not_read_as_text(kind, name, tmp_path):
         list(lines.lines_of(tmp_path / "packed.gz"))
 
 
-@pytest.mark.parametrize(
-    "text", [b"BZh is a name\n", b"PK 7\n", b"7z\n", b"", b"\xef\xbb\xbfa", b"\xff\xfe\n", b"ustar\n", b"\x1f\n"]
-)
+LOOKING = [
+    b"BZh is a name\n",
+    b"PK 7\n",
+    b"7z\n",
+    b"",
+    b"\xef\xbb\xbfa",
+    b"\xff\xfe\n",
+    b"ustar\n",
+    b"\x1f\n",
+    b"PAR1 a\n",
+]
+OTHERS = [
+    "Две двери.\n".encode("cp1251") * 99,
+    "ふたつのドア。\n".encode("euc-jp") * 99,
+    "Où est la porte ?\n".encode("latin-1") * 99,
+    b"a door\x0c\n" * 99,
+    b"\x1b[31ma red door\x1b[0m\n" * 99,
+    b"a \0 door\n" * 2 + SENTENCES,
+    b"\0\n",
+    "🚪\n".encode() * 500,
+    ("x" + "é" * 600).encode(),
+]
+
+
+@pytest.mark.parametrize("text", LOOKING + OTHERS, ids=lambda text: repr(text[:12]))
 def test_texts_that_only_look_compressed_are_read(text, tmp_path):
+    """Those in other encodings, too, whose first bad line has a number."""
     (tmp_path / "text").write_bytes(text)
     assert len(list(lines.lines_of(tmp_path / "text"))) == text.count(b"\n") + bool(text and not text.endswith(b"\n"))

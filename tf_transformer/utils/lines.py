@@ -22,8 +22,9 @@ from tf_transformer.utils.values import BadInput, checked
 MAX_BYTES = 16_384  # a longer line is not a sentence
 EMPTY = "an empty line"
 _BLOCK = 1 << 22  # bytes that are read at a time
+_START = 512  # bytes that show whether a file is text
 # Beginnings of files that are no text, by what they are and how they are read.
-COMPRESSED = {
+NO_TEXT = {
     "gzip": (rb"\x1f\x8b", "Rename it to end in .gz"),
     "bzip2": (rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", "Decompress it with bunzip2"),
     "xz": (rb"\xfd7zXZ\0", "Decompress it with unxz"),
@@ -33,7 +34,11 @@ COMPRESSED = {
     "a 7z archive": (rb"7z\xbc\xaf\x27\x1c", "Unpack it with 7z"),
     "compress": (rb"\x1f\x9d", "Decompress it with uncompress"),
     "a tar archive": (rb"[^\0]{1,100}[\0-9A-Za-z ./_-]{156,256}ustar", "Unpack it with tar"),
+    "a PDF": (rb"%PDF-\d", "Convert it with pdftotext"),
+    "Parquet": (rb"PAR1[\0-\x1f]", "Pass it as --parquet or a tt.sources.ParquetSource"),
 }
+# Bytes of control characters that no text has. Others, such as a form feed, stand in files that people write.
+_CONTROL = re.compile(rb"[\0-\x06\x0e-\x19\x7f]")
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # one text file or several
 
@@ -42,24 +47,33 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # one text fi
 def open_text(path: str | os.PathLike[str]) -> Iterator[gzip.GzipFile | io.BufferedReader]:
     """Opens a plain or .gz file for reading bytes. A damaged .gz raises `BadInput` inside the block.
 
-    Other compressed files raise it at once, since they would be read as lines of nonsense.
+    Other compressed and binary files raise it at once, since they would be read as lines of nonsense.
     """
     path = user_path(path)
     if path.is_dir() or not path.exists():
         raise FileNotFoundError(f"expected a text file, found none at {path}")
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
-            check_plain(file.peek(512), str(path))
+            check_plain(file.peek(_START)[:_START], str(path))
             yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BadInput(f"{path}: expected a whole gzip file, got a damaged one: {error}") from error
 
 
 def check_plain(start: bytes, name: str) -> None:
-    """Raises `BadInput` if a file begins like a compressed one. `name` is the file's, for the message."""
-    for kind, (pattern, action) in COMPRESSED.items():
+    """Raises `BadInput` if a file begins like a compressed or another binary one. `name` is the file's."""
+    for kind, (pattern, action) in NO_TEXT.items():
         if re.match(pattern, start, re.DOTALL):
             raise BadInput(f"{name}: expected text, plain or .gz, got {kind}. {action}")
+    if _is_binary(start):
+        raise BadInput(f"{name}: expected text, plain or .gz, got binary data. Convert it to plain text in UTF-8")
+
+
+def _is_binary(start: bytes) -> bool:
+    """Returns whether an eighth of a file's first bytes, some of them control characters, are no text in UTF-8."""
+    # A text in another encoding has no control characters. Its first bad line is reported with its number.
+    controls, wrong = len(_CONTROL.findall(start)), len(start) - len(start.decode(errors="ignore").encode())
+    return controls > 2 and 8 * (controls + wrong) > len(start)
 
 
 def lines_of(path: str | os.PathLike[str], digest: Any = None) -> Iterator[bytes]:
@@ -75,9 +89,12 @@ def lines_in(file: Iterable[bytes], digest: Any = None, is_start: bool = True) -
     file matches line N of its target file, whatever characters they contain. `digest`, of hashlib, is updated with all
     bytes. `is_start` is whether `file` begins with the first line.
     """
+    start, is_known = b"", not is_start
     for line in file:
-        if is_start:
-            check_plain(line, "text")
+        if not is_known:
+            start = (start + line)[:_START]
+            check_plain(start, "text")
+            is_known = len(start) == _START
         if digest is not None:
             digest.update(line)
         line = line.removesuffix(b"\n").removesuffix(b"\r")
