@@ -93,6 +93,40 @@ def test_a_plugin_that_cannot_be_imported(plugin, translator, tmp_path):
         translator.save(tmp_path / "saved", format="broken")
 
 
+TAKEN = {"engines": "run", "formats": "litert", "families": "transformer", "tasks": "translation"}
+TAKEN |= {"checks": "conformance", "commands": "check", "keras_classes": "LanguageModel"}
+
+
+@pytest.mark.extensions
+@pytest.mark.parametrize("kind", TAKEN)
+def test_a_name_of_two_packages_raises(kind, plugin):
+    """Of another distribution and of this one, and of two others."""
+    for name, value in {"one": "toy_plugin:ENGINE", "two": "toy_plugin:FORMAT"}.items():
+        folder = plugin / f"{name}_plugin-2.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Name: {name}-plugin\nVersion: 2.0\n")
+        taken = f"{TAKEN[kind]} = {value}\n" if name == "one" else ""
+        points = f"[tf_transformer.{kind}]\n{taken}shared = {value}\nsame = toy_plugin:FAMILY\n"
+        (folder / "entry_points.txt").write_text(points)
+    expected = f"{({'families': 'family'}).get(kind, kind[:-1])}: expected one package with "
+    with pytest.raises(tt.BadInput) as error:
+        registry.find(kind, TAKEN[kind])
+    found = "got one-plugin and tf-transformer. Uninstall one-plugin."
+    assert str(error.value) == f"{expected}{TAKEN[kind]!r}, {found}"
+    with pytest.raises(tt.BadInput, match=f"^{expected}'shared', got (one|two)-plugin and (one|two)-plugin. Uninstall"):
+        registry.find(kind, "shared")
+    assert registry.find(kind, "same").name == "toy"  # one object under one name
+    assert registry.names(kind).count("shared") == 1
+
+
+def test_a_program_is_not_replaced(plugin, monkeypatch):
+    points = "[tf_transformer.commands]\nexport = toy_command:print_toy\n"
+    (plugin / "toy_plugin-1.0.dist-info/entry_points.txt").write_text(points)
+    monkeypatch.setattr("sys.argv", ["tf-transformer", "export"])
+    with pytest.raises(tt.BadInput, match="^command: expected one package with 'export', got toy-plugin and tf-tra"):
+        run()
+
+
 def test_an_error_lists_the_engines(plugin, tmp_path):
     with pytest.raises(tt.BadInput, match="expected a toy, a SavedModel, a run, .* or a checkpoint, found no"):
         tt.load(tmp_path)

@@ -7,6 +7,8 @@ its setup.cfg:
     [options.entry_points]
     tf_transformer.formats =
         mine = my_package.formats:MINE
+
+A name belongs to one of them. If two have it, a lookup raises an error with both.
 """
 
 import functools
@@ -17,6 +19,7 @@ from tf_transformer.utils.terminal import quiet_import
 from tf_transformer.utils.values import BadInput
 
 if TYPE_CHECKING:
+    from configparser import ConfigParser
     from importlib.metadata import EntryPoint
 
 Kind = Literal["engines", "formats", "families", "tasks", "commands", "checks", "keras_classes"]
@@ -28,24 +31,32 @@ EXTENSIONS = Path(__file__).with_name("extensions") / "entry_points.txt"
 
 # Reading the metadata of all installed packages takes longer than a lookup should.
 @functools.cache
-def _plugged_in(kind: Kind) -> "dict[str, EntryPoint]":
-    """Returns the entry points of other distributions."""
+def _plugged_in(kind: Kind) -> "dict[str, list[EntryPoint]]":
+    """Returns the entry points of other distributions by name. A name has several if distributions share it."""
     from importlib import metadata  # takes longer to import than this package
 
-    return {entry.name: entry for entry in metadata.entry_points(group=f"tf_transformer.{kind}")}
+    entries: dict[str, dict[str, EntryPoint]] = {}
+    for entry in metadata.entry_points(group=f"tf_transformer.{kind}"):
+        entries.setdefault(entry.name, {})[entry.value] = entry
+    return {name: list(by_value.values()) for name, by_value in entries.items()}
 
 
 @functools.cache
-def _built_in(kind: Kind) -> "dict[str, EntryPoint]":
-    """Returns the entry points of this package: the core's, then those of its extensions."""
+def _listed() -> "ConfigParser":
     import configparser
-    from importlib import metadata
 
-    group, paths = f"tf_transformer.{kind}", dict(core.get(kind, {}))
     listed = configparser.ConfigParser()
     listed.optionxform = str  # type: ignore[assignment,method-assign]  # names keep their case
     listed.read(EXTENSIONS, encoding="utf-8")  # reads nothing where extensions/ is missing
-    paths |= dict(listed[group]) if listed.has_section(group) else {}
+    return listed
+
+
+def _built_in(kind: Kind) -> "dict[str, EntryPoint]":
+    """Returns the entry points of this package: the core's, then those of its extensions."""
+    from importlib import metadata
+
+    group, paths = f"tf_transformer.{kind}", dict(core.get(kind, {}))
+    paths |= dict(_listed()[group]) if _listed().has_section(group) else {}
     return {name: metadata.EntryPoint(name, path, group) for name, path in paths.items()}
 
 
@@ -60,18 +71,28 @@ def names(kind: Kind) -> list[str]:
 
 
 def find(kind: Kind, name: str) -> Any:
-    """Imports the object with this name, or raises BadInput if it does not exist or cannot be imported."""
+    """Imports the object with this name.
+
+    Raises:
+        BadInput: If the name does not exist, belongs to several distributions, or cannot be imported.
+    """
     option = {"families": "family"}.get(kind, kind.removesuffix("s"))
-    # Other distributions come first, so that they can replace what is built in.
-    if entry := _plugged_in(kind).get(name):
+    entries, ours = _plugged_in(kind).get(name, []), _built_in(kind).get(name)
+    # Which of two is meant depends on the order of installation, so neither is taken.
+    if len(entries) > 1 or (entries and ours):
+        owners = [entry.dist.name if entry.dist else entry.value for entry in entries]
+        found = " and ".join([*owners, *(["tf-transformer"] if ours else [])])
+        raise BadInput(f"{option}: expected one package with {name!r}, got {found}. Uninstall {owners[0]}.")
+    if entries:
         try:
-            return entry.load()
+            return entries[0].load()
         except (ImportError, AttributeError) as error:
-            raise BadInput(f"{option}: cannot load {name!r} from {entry.value}: {error}. Reinstall it.") from error
-    if name not in _built_in(kind):
+            value = entries[0].value
+            raise BadInput(f"{option}: cannot load {name!r} from {value}: {error}. Reinstall it.") from error
+    if not ours:
         raise BadInput(f"{option}: expected one of {', '.join(names(kind))}, got {name!r}")
     with quiet_import():
-        return _built_in(kind)[name].load()
+        return ours.load()
 
 
 def everything(kind: Kind) -> dict[str, Any]:

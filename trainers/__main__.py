@@ -1,7 +1,6 @@
 """The command tf-transformer, which runs all programs."""
 
 import argparse
-import importlib
 import sys
 from pathlib import Path
 
@@ -21,6 +20,8 @@ PROGRAMS = {
     "export": "export a run or a pretrained checkpoint, as a SavedModel or for other engines",
     "check": "check that an export can be served",
 }
+# The check is an extension's.
+registry.core["commands"] = {name: f"{__package__}.{name}:main" for name in PROGRAMS if name != "check"}
 
 
 def main() -> None:
@@ -40,10 +41,7 @@ def run() -> None:
     parser.add_argument("--version", action="version", version=__version__)
     name = parser.parse_args(sys.argv[1:2]).program
     sys.argv = [f"{command} {name}", *sys.argv[2:]]
-    if name in PROGRAMS and name != "check":
-        importlib.import_module(f"{__package__}.{name}").main()
-    else:
-        registry.find("commands", name)()
+    registry.find("commands", name)()
 
 
 if __name__ == "__main__":
