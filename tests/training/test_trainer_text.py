@@ -4,11 +4,13 @@ import collections
 import contextlib
 import dataclasses
 import shutil
+import sys
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from checkpoints import M2M100
 from test_trainer import CONFIG, RECIPE
 
@@ -119,6 +121,45 @@ def test_a_text_is_read_twice_and_judged_once(text, tmp_path, read, make, first,
     assert read(*files) == (2, 1)
     tt.data.text_pairs(*files, tokenizer, 512)
     assert read(*files) == (2, 1)
+
+
+def calls_in(function):
+    """Returns what a function returns, and how often each file of the package runs one of its functions meanwhile."""
+    calls, package = collections.Counter(), f"{Path(tt.__file__).parent}/"
+
+    def count(frame, event, _):
+        if event == "call":
+            calls[frame.f_code.co_filename] += 1
+
+    sys.setprofile(count)
+    try:
+        result = function()
+    finally:
+        sys.setprofile(None)
+    return result, {file.removeprefix(package): count for file, count in calls.items() if file.startswith(package)}
+
+
+def test_a_pair_passes_few_files_from_a_line_to_the_gradient(text, tmp_path, translator):
+    """Not counted are files of `utils` that no line passes, such as the checks of arguments."""
+    corpus, tokenizer = tt.TextCorpus((text / "train.en", text / "train.de"), one_pair(tmp_path)), translator.tokenizer
+    model = tt.Transformer(dataclasses.replace(CONFIG, num_layers=1, vocab_size=tokenizer.vocab_size))
+    model.compile(loss=tt.SmoothedCrossEntropy(0.1))
+
+    def gradients(batch):
+        (x, y) = tf.nest.map_structure(tf.constant, batch)
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(x, y, model(x, training=True), training=True)
+        tape.gradient(loss, model.trainable_variables)
+
+    batch, calls = calls_in(lambda: next(corpus.batches(Batching(tokenizer, 512, 1)).since()).pair())
+    # For each line: "lines" opens and checks it, "sources" numbers it, "strings" replaces what is no text in it.
+    every_line = {file for file, count in calls.items() if count >= 900}
+    assert every_line == {"utils/lines.py", "utils/files.py", "data/sources.py", "tokenizers/strings.py"}
+    before = {file for file in calls if not file.startswith("utils/")} | every_line
+    chunks = {"data/corpus.py", "data/ids.py", "data/batches.py", "tokenizers/tokenizer.py"}
+    assert before == every_line | chunks
+    _, calls = calls_in(lambda: gradients(batch))
+    assert len({file for file in calls if not file.startswith("utils/")} - before) <= 12
 
 
 @pytest.mark.parametrize("is_chief", [True, False])
