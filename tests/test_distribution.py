@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -212,10 +213,32 @@ def test_an_overflow_in_float16_halves_the_scale_and_updates_nothing():
 
 
 def test_missing_devices():
-    for devices in ("gpu:7", "all", "cpu:0", "tpu"):
+    for devices in (
+        "gpu:7",
+        "all",
+        "cpu:0",
+        "tpu",
+        "cpu:1000",
+        "cpu:9999999999",
+        "cpu:٣",
+        "cpu:2,cpu:3",
+        "",
+        " ",
+        "cpu",
+    ):
         if not (devices == "all" and tf.config.list_physical_devices("GPU")):
-            with pytest.raises(tt.BadInput, match=f"devices: expected some of cpu:N.*; got '{devices}'"):
+            with pytest.raises(tt.BadInput, match=f"devices: expected some of cpu:1 to cpu:999.*; got '{devices}'"):
                 distribution.strategy(devices)
+    for wrong in (2, True, ["cpu:2"], b"cpu:2"):
+        with pytest.raises(tt.BadInput, match=f"^devices: expected .*, got {re.escape(repr(wrong))}"):
+            distribution.strategy(wrong)
+
+
+def test_a_device_is_named_once(monkeypatch):
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [gpu])
+    with pytest.raises(tt.BadInput, match="devices: expected some of .*, gpu:0 or all; got 'gpu:0,GPU:0'"):
+        distribution.strategy("gpu:0,GPU:0")
 
 
 def test_devices_come_before_any_computation(monkeypatch):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import keras
 from tf_transformer.config import BadInput
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor
+from tf_transformer.utils.values import checked
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -20,43 +22,44 @@ else:
 Strategy = Any  # a tf.distribute.Strategy, or `None` on another backend
 
 
+@checked
 def strategy(devices: str | None = None) -> Strategy:
     """Returns a strategy for `fit`, or `None` on other backends than TensorFlow.
 
     Call this before TensorFlow computes anything.
 
     Args:
-        devices: "all" for every GPU; names, such as "gpu:0,gpu:1"; or "cpu:N" for N logical devices on the CPU, for
-            tests. Defaults to one device. If the environment has TF_CONFIG, this worker trains together with the others
-            in it, each on all of its GPUs.
+        devices: "all" for every GPU; names, such as "gpu:0,gpu:1"; or "cpu:N" for N logical devices on the CPU, 1 to
+            999, for tests. Defaults to one device. If the environment has TF_CONFIG, this worker trains together with
+            the others in it, each on all of its GPUs.
 
     Raises:
         BadInput: If a device does not exist, TensorFlow was used before, or TF_CONFIG is not JSON or another kind of
             cluster.
     """
     if keras.backend.backend() != "tensorflow":
-        if devices:
+        if devices is not None:
             raise BadInput(f"devices: expected none on the backend {keras.backend.backend()}, got {devices!r}")
         return None
     if _machines() > 1:
-        if devices:
+        if devices is not None:
             raise BadInput(f"devices: expected none with TF_CONFIG, where each worker takes its own; got {devices!r}")
         with _before_use("TF_CONFIG", "several machines"):
             return tf.distribute.MultiWorkerMirroredStrategy()
-    if not devices:
+    if devices is None:
         return tf.distribute.get_strategy()
     gpus = [device.name.removeprefix("/physical_device:") for device in tf.config.list_physical_devices("GPU")]
     # Logical devices split one CPU, so that tests and examples run several replicas on any machine.
-    kind, _, number = devices.lower().partition(":")
-    if kind == "cpu" and number.isdecimal() and int(number) > 0:
+    if match := re.fullmatch("cpu:0*([1-9][0-9]{0,2})", devices.lower()):
+        number = int(match[1])
         cpu = tf.config.list_physical_devices("CPU")[0]
         with _before_use("devices", devices):
-            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * int(number))
-        names = [f"CPU:{i}" for i in range(int(number))]
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * number)
+        names = [f"CPU:{i}" for i in range(number)]
     else:
-        names = gpus if kind == "all" else devices.upper().split(",")
-        if not names or not set(names) <= set(gpus):
-            expected = ", ".join(["cpu:N", *(name.lower() for name in gpus)]) + (" or all" if gpus else "")
+        names = gpus if devices.lower() == "all" else devices.upper().split(",")
+        if not names or not set(names) <= set(gpus) or len(names) > len(set(names)):
+            expected = ", ".join(["cpu:1 to cpu:999", *(name.lower() for name in gpus)]) + (" or all" if gpus else "")
             raise BadInput(f"devices: expected some of {expected}; got {devices!r}")
     return tf.distribute.MirroredStrategy(names)
 
