@@ -47,10 +47,12 @@ def test_loading_tensorflow_prints_nothing(names, lite, saved, tmp_path):
     (tmp_path / "none").mkdir()
     (tmp_path / "none/saved_model.pb").touch()
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    program = ["import sys, tf_transformer as tt; folder, lite, saved = sys.argv[1:]", *map(QUIET.get, names)]
+    program = ["import os, sys, tf_transformer as tt; folder, lite, saved = sys.argv[1:]", *map(QUIET.get, names)]
+    program.append("print(os.environ.get('TF_CPP_MIN_LOG_LEVEL'))")  # No level is left behind.
     command = [sys.executable, "-c", "; ".join(program), *map(str, (tmp_path, lite, saved))]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == ("checked" in names, b"")
+    assert "checked" in names or done.stdout.endswith(b"None\n")
 
 
 FRESH = """

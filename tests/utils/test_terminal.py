@@ -153,14 +153,16 @@ print("after", file=sys.stderr)
 
 
 @pytest.mark.parametrize("chosen", [None, "0", "2"])
-def test_the_log_level_of_the_program_around_stays(chosen):
-    """Its children, too, have the level that the user chose, or none."""
-    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    environment |= {"TF_CPP_MIN_LOG_LEVEL": chosen} if chosen else {}
-    program = "import os, tf_transformer as tt; tt.Transformer; print(os.environ.get('TF_CPP_MIN_LOG_LEVEL'))"
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout.strip() == str(chosen)
+def test_the_log_level_of_the_program_around_stays(chosen, monkeypatch):
+    """Its children, too, have the level that the user chose, or none. test_names.py starts such a program."""
+    for name in ("keras", "tensorflow"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delenv(terminal.LOG_LEVEL, raising=False)
+    if chosen:
+        monkeypatch.setenv(terminal.LOG_LEVEL, chosen)
+    with terminal.quiet_import():
+        assert os.environ[terminal.LOG_LEVEL] == (chosen or terminal.WITHOUT_INFORMATION)
+    assert os.environ.get(terminal.LOG_LEVEL) == chosen
 
 
 def test_progress_overwrites_one_line(monkeypatch):
