@@ -53,7 +53,8 @@ def outputs(model, pieces, texts):
     return [processor.decode(result.hypotheses[0]).strip() for result in results]
 
 
-def test_a_package_has_the_files_of_an_export_to_ctranslate2(translator, texts, package, tmp_path):
+def test_a_package_has_the_files_of_an_export_to_ctranslate2(translator, package, tmp_path):
+    """test_matrix.py translates with them."""
     with zipfile.ZipFile(package) as archive:
         archive.extractall(tmp_path)
     root = tmp_path / package.stem
@@ -61,9 +62,12 @@ def test_a_package_has_the_files_of_an_export_to_ctranslate2(translator, texts, 
     assert metadata["from_code"] == "en" and metadata["to_code"] == "de" and metadata["package_version"] == "3.0"
     assert "- license: cc0-1.0" in (root / "README.md").read_text("utf-8")
     translator.save(tmp_path / "same", format="ctranslate2")
-    first_texts = texts[:11]
-    same = outputs(tmp_path / "same", tmp_path / "same" / "tokenizer.model", first_texts)
-    assert outputs(root / "model", root / "sentencepiece.model", first_texts) == same and len(set(same)) > 5
+    files = {"sentencepiece.model": "tokenizer.model"} | {
+        f"model/{path.name}": path.name for path in (tmp_path / "same").iterdir() if path.name != "tokenizer.model"
+    }
+    assert "model/model.bin" in files
+    for packed, exported in files.items():
+        assert (root / packed).read_bytes() == (tmp_path / "same" / exported).read_bytes(), packed
 
 
 def test_argos_translate_installs_and_translates(translator, texts, package, tmp_path):
