@@ -84,8 +84,8 @@ def measure(trial: Trial, data: Path, folder: Path, deadline: float = math.inf) 
         "seconds": round(last["seconds"]),
         "perplexity": round(min(1e9, last["val_perplexity"]), 3),
     }
-    if "gradient_norm" in columns:  # on TensorFlow
-        line["gradient_norm"] = round(float(np.nanmean(columns["gradient_norm"])), 3)
+    if any(norms := columns.get("gradient_norm", ())):  # of the checkpoints on TensorFlow
+        line["gradient_norm"] = round(float(np.nanmean(np.array(norms, dtype=float))), 3)
     if trial.trees:
         options: dict[str, Any] = RUN_OPTIONS
         return line | {"scores": _parse(data, tt.Parser(tt.Translator(model, tokenizer, **options)))}

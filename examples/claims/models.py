@@ -82,8 +82,11 @@ class Baseline(Transformer):
         new = ops.cast(target, "float32")[:, None, :, None]
         slots = slots.write(slot, KeyValue(new, new))
         # A hypothesis sees as many slots as it has tokens. Top-k of 0 and 1 returns them in order. In a search of fixed
-        # shapes, others follow, which a causal decoder does not see.
-        _, chosen = sorted_top_k(ops.cast(attention_mask, "int32"), ops.shape(attention_mask)[-1] // K)
+        # shapes, which JAX needs, others follow. A causal decoder does not see them.
+        newest = ops.reshape(position, (1,))
+        fixed = keras.backend.backend() != "tensorflow"
+        length = ops.shape(attention_mask)[-1] // K if fixed else newest[0] + 1
+        _, chosen = sorted_top_k(ops.cast(attention_mask, "int32"), length)
         ids = ops.broadcast_to(ops.cast(slots.key[:, 0, :, 0], "int32")[:, None], ops.shape(attention_mask))
         ids = ops.reshape(ops.take_along_axis(ids, chosen, axis=2), (B * K, -1))
 
@@ -94,7 +97,6 @@ class Baseline(Transformer):
 
         memory, mask = by_beam(encoded.key[:, 0]), by_beam(memory_mask)
         x, weights = self.outputs(self.embedding.embed(ids), memory, mask, False)
-        newest = ops.reshape(position, (1,))
         x, weights = ops.take(x, newest, axis=1), ops.take(weights, newest, axis=1)
         logits = self.logits(ops.reshape(x, (B, K, x.shape[-1])), softmax_weights)
         return logits, [DecoderCache(slots, encoded)], [], [ops.reshape(weights, (B, 1, K, -1))]
