@@ -51,7 +51,7 @@ class Finished(NamedTuple):
 class Rows(NamedTuple):
     """Settings of each row."""
 
-    index: Any  # int32 [B], the index in the whole batch
+    row_index: Any  # int32 [B], the index in the whole batch
     max_length: Any  # int32 [B]
     max_finished: Any  # float32 [B], the number of finished outputs that ends the search
     max_penalty: Any  # float32 [B], the length penalty at the maximum length

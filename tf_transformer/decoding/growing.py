@@ -39,7 +39,7 @@ def searched(
         state = _make_room(_running_only(state), keep, L)
         (state,) = tf.while_loop(may_advance, advance, [state], [_invariants(state)])
         # Rows leave in any order, so each writes its results at its index in the whole batch.
-        rows = state.rows.index[:, tf.newaxis]
+        rows = state.rows.row_index[:, tf.newaxis]
         put = lambda old, new: tf.tensor_scatter_nd_update(old, rows, new)  # noqa: E731
         return state, tf.nest.map_structure(put, results, results_of(state))
 

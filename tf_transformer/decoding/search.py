@@ -164,7 +164,7 @@ def _search(
             new = ops.arange(size(state.ancestry, 2), dtype="int32") == (slot + beam)[:, None]  # [K, C]
             ancestry = state.ancestry | new
         logits, cache, *attended = problem.decoder.step(state.newest, position, slot, ancestry, state.cache)
-        may_follow = allowed and allowed(ops.split(state.tokens.ids, 2, axis=1)[1], position, state.rows.index)
+        may_follow = allowed and allowed(ops.split(state.tokens.ids, 2, axis=1)[1], position, state.rows.row_index)
         state = state._replace(slot=slot + K, ancestry=ancestry, cache=cache)
         attention = attended[0] if detailed else None
         return (extend(state, ops.cast(logits, "float32"), may_follow, attention, problem.end_id, exact_n),)
