@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import tf_transformer as tt
 from tf_transformer.inference import savedmodel
-from tf_transformer.inference.engine import Engine, Hypothesis, TranslationResult, batches, in_batches
+from tf_transformer.inference.engine import AVERAGE, Engine, Hypothesis, TranslationResult, batches, in_batches
 
 TEXTS = ["The red door.", "", "Two doors.", "   ", "word " * 41]
 
@@ -305,6 +305,7 @@ def cost_of(rows, longest):
 
 @given(st.lists(st.integers(0, 300)), st.integers(1, 1_000))
 @example([0, 1, 2], 130)
+@example([2_000] * 5, 3)
 def test_batches_are_of_similar_length_and_bounded_cost(sizes, most):
     result = list(batches(sizes, most, cost_of))
     assert sorted(index for batch in result for index in batch) == list(range(len(sizes)))
@@ -313,5 +314,7 @@ def test_batches_are_of_similar_length_and_bounded_cost(sizes, most):
         assert cost_of(len(batch), max(sizes[index] for index in batch)) <= most or len(batch) == 1
     for batch, following in itertools.pairwise(result):  # none could have been larger
         assert cost_of(len(batch) + 1, sizes[following[0]]) > most
-    texts = ["x" * size for size in sizes]
-    assert in_batches(lambda indices: [len(texts[i]) for i in indices], texts, most) == sizes
+    texts, seen = ["x" * size for size in sizes], []
+    assert in_batches(lambda indices: seen.append(indices) or [len(texts[i]) for i in indices], texts, most) == sizes
+    for batch in seen:
+        assert (len(batch) <= most and len(batch) * max(sizes[i] for i in batch) <= most * AVERAGE) or len(batch) == 1

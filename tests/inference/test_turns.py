@@ -15,17 +15,11 @@ from programs import ROOT, run_python
 
 import tf_transformer as tt
 from tf_transformer.inference import turns as module
-from tf_transformer.inference.turns import (
-    TURN,
-    CallerLeft,
-    InTurns,
-    Processes,
-    Turns,
-    caller_left,
-    cost,
-    pooled,
-)
+from tf_transformer.inference.engine import AVERAGE
+from tf_transformer.inference.turns import CallerLeft, InTurns, Processes, Turns, caller_left, pooled
 from tf_transformer.utils.values import BadInput
+
+TURN = AVERAGE * Law.batch_size  # bytes
 
 
 def held(turns):
@@ -76,8 +70,8 @@ def test_a_text_gets_the_answer_that_it_gets_alone(workers):
     assert results == [alone.replies(texts, n, **chosen) for texts, n, chosen in calls]
     assert sum(map(len, engine.batches)) == sum(len(texts) for texts, *_ in calls)
     for batch in engine.batches:
-        assert (len(batch) <= 8 and cost(len(batch), max(map(len, batch)), 8) <= 8) or len(batch) == 1
-    assert len(engine.batches) < sum(cost(1, 0, 8) for texts, *_ in calls for _ in texts), "some have shared a turn"
+        assert (len(batch) <= 8 and len(batch) * max(map(len, batch)) <= TURN) or len(batch) == 1
+    assert len(engine.batches) < sum(len(texts) for texts, *_ in calls), "some have shared a turn"
 
 
 def test_who_shares_a_turn():
@@ -164,8 +158,65 @@ def test_workers_run_at_the_same_time_and_a_call_leaves_one_to_others():
             running[0] -= 1
         return rows
 
-    assert turns.map(slow, list(range(20)), [TURN] * 20) == list(range(20)) and most == [1]
-    assert turns.map(slow, list(range(20)), [TURN] * 20, at_once=2) == list(range(20)) and most == [2]
+    long = [32 * AVERAGE] * 20
+    assert turns.map(slow, list(range(20)), long) == list(range(20)) and most == [1]
+    assert turns.map(slow, list(range(20)), long, at_once=2) == list(range(20)) and most == [2]
+
+
+def test_short_calls_have_a_worker_however_many_long_ones_there_are():
+    """And long ones run as long as there are some, on the others."""
+    turns, free, lock, running = Turns(3, spare=1), threading.Event(), threading.Lock(), []
+
+    def long(rows):
+        with lock:
+            running.append(rows[0])
+        free.wait(9)
+        return rows
+
+    with ThreadPoolExecutor(4) as pool:
+        rows = [[10 * call + i for i in range(3)] for call in range(4)]
+        futures = [pool.submit(turns.map, long, each, [0] * 3, 1) for each in rows]
+        while len(running) < 2 or len(turns) < 2:
+            time.sleep(0.001)
+        assert [turns.take(lambda i=i: i) for i in range(9)] == list(range(9))
+        short = lambda rows: rows  # noqa: E731
+        assert turns.map(short, ["a", "b"], [1, 1], key="same") == ["a", "b"]
+        assert len(running) == 2 and len(turns) == 2
+        free.set()
+        assert [future.result(9) for future in futures] == rows and len(running) == 12
+    assert turns.map(short, list(range(9)), [0] * 9, 1) == list(range(9)), "all is as before"
+
+
+def test_a_turn_of_short_calls_has_no_part_of_a_long_one_beyond_the_others():
+    turns, seen = Turns(2, spare=1), []
+    begun, spare, others = threading.Event(), threading.Event(), threading.Event()
+
+    def run(rows):
+        seen.append(rows)
+        if rows == ["first"]:
+            others.wait(9)
+        return rows
+
+    with ThreadPoolExecutor(6) as pool:
+
+        def submit(waiting, function, *arguments):
+            future = pool.submit(function, *arguments)
+            while len(turns) != waiting or not seen:
+                time.sleep(0.001)
+            return future
+
+        of_two = [0, TURN], 8, "same"  # sizes of the rows of two turns
+        calls = [submit(0, turns.map, run, ["first", "second"], *of_two)]
+        calls.append(pool.submit(turns.take, lambda: (begun.set(), spare.wait(9))))
+        assert begun.wait(9)
+        rows = [["a"], ["third", "fourth"], ["b"], ["c"]]
+        for waiting, some in enumerate(rows, 1):
+            calls.append(submit(waiting, turns.map, run, some, *(of_two if len(some) > 1 else ([0], 8, "same"))))
+        spare.set()
+        assert [calls[i].result(9) for i in (2, 4, 5)] == [["a"], ["b"], ["c"]]
+        assert seen == [["first"], ["a", "b"], ["c"]]
+        others.set()
+        assert [calls[i].result(9) for i in (0, 3)] == [["first", "second"], ["third", "fourth"]]
 
 
 def test_no_request_waits_forever_behind_those_that_share():

@@ -27,6 +27,9 @@ from tf_transformer.utils.values import BadInput, Count, checked, shown
 
 # Most batches of a stream that are sorted by length together, or most texts if these are more.
 BATCHES, WINDOW = 32, 1_024
+# Bytes of a row of a full batch. Longer rows count as several, since they take as much memory. Smaller batches than
+# these take more time in all.
+AVERAGE = 512
 REQUEST_OPTIONS = tuple(options_of("request"))
 UNUSED = -1e9  # score of an unused output slot in a graph
 T = TypeVar("T")
@@ -107,7 +110,7 @@ class Engine(ABC):
         call_options: Names of the options that a call may change.
         max_values: Highest value of an option of a call, and of "n_best", by name.
         languages: Languages of a multilingual model, otherwise ().
-        batch_size: Texts per batch. They are sorted by length first.
+        batch_size: Maximum number of texts per batch, as in `cost`. They are sorted by length first.
         translates: Whether its outputs are translations, and not those of another task.
         aligns: Whether it has `aligned`.
         parallel: How several calls run at the same time: on "threads", in "processes", or `None`, one after the other.
@@ -290,15 +293,21 @@ def in_batches(
 
     `function` takes the indices of a batch, and returns a value for each. `progress` is called with their number.
     """
-    # Sorted, since a batch is padded to its longest text, and a search runs until its longest output ends.
+    # Sorted, since a batch is padded to its longest text, and a search runs until its longest output ends. Long texts
+    # have smaller batches, whose memory is bounded.
     values: dict[int, T] = {}
-    for indices in batches([len(encoded(text)) for text in texts], batch_size, lambda rows, longest: rows):
+    for indices in batches([len(encoded(text)) for text in texts], batch_size):
         values.update(zip(indices, function(indices), strict=True))
         progress(len(indices))
     return [values[i] for i in range(len(texts))]
 
 
-def batches(sizes: Sequence[int], most: int, cost: Callable[[int, int], int]) -> Iterator[list[int]]:
+def cost(rows: int, longest: int, average: int = AVERAGE) -> int:
+    """Returns how many rows of average size are as large as a batch, or its rows if these are more."""
+    return max(rows, -(-rows * longest // average))
+
+
+def batches(sizes: Sequence[int], most: int, cost: Callable[[int, int], int] = cost) -> Iterator[list[int]]:
     """Yields the indices of texts in batches, by size in bytes.
 
     `cost` takes the rows of a batch and its longest size. It is at most `most`, except of single texts.

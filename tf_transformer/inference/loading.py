@@ -78,7 +78,8 @@ def load(
         path: Directory of a run, or a list of several for an `Ensemble`. Or the directory of a SavedModel, a LiteRT or
             an ONNX export or a pretrained checkpoint, or of its versions, of which the newest is opened. Or a
             checkpoint's name on the Hugging Face Hub, with its owner.
-        batch_size: Texts per batch. `None` means the engine's default. LiteRT, and ONNX in int8, take one at a time.
+        batch_size: Maximum number of texts per batch. `None` means the engine's default. LiteRT, and ONNX in int8, take
+            one at a time.
         threads: Threads per operation of an export's engine. `None` means its default.
         family: As in `Translator.from_pretrained`.
         revision: As in `Translator.from_pretrained`.

@@ -58,7 +58,8 @@ class SavedModel(Engine):
     Args:
         path: Directory that holds saved_model.pb, or that of its versions, of which the newest is loaded. Or an address
             such as gs://bucket/model/1.
-        batch_size: Texts per batch. They are sorted by length first.
+        batch_size: Maximum number of texts per batch. They are sorted by length first. Long ones have smaller
+            batches.
         threads: Threads per operation, set before TensorFlow's first one in a process. `None` means all cores.
         options: Default search options and languages of calls.
 

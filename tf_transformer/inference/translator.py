@@ -54,7 +54,7 @@ class Translator(TensorTranslator, Engine):
     Args:
         model: Built `Transformer` or `Ensemble`.
         tokenizer: Tokenizer that the model was trained with.
-        batch_size: Sentences per batch in calls from Python.
+        batch_size: Maximum number of sentences per batch in calls from Python. Long ones have smaller batches.
         export_options: Default arguments of `export`, such as the origin and license of a pretrained model.
         options: Search options, listed in `decoding.search_options` with their defaults. Each is also an attribute.
             Among them:

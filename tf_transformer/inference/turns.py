@@ -19,13 +19,11 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any
 
-from tf_transformer.inference.engine import Engine, Request, TranslationResult, batches, strings_in
+from tf_transformer.inference.engine import AVERAGE, Engine, Request, TranslationResult, batches, cost, strings_in
 from tf_transformer.inference.words import Aligned
 from tf_transformer.utils.files import encoded
 from tf_transformer.utils.values import BadInput, Count
 
-# Bytes of a turn: rows times the longest. Those of 32 sentences, since a long text takes as long as many.
-TURN = 4_096
 ROWS = 32  # rows of a turn of average sentences
 # The first words of a worker's program. A terminal sends Ctrl-C to all processes.
 BEGIN = "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)"
@@ -47,12 +45,20 @@ class Part:
         longest: Size of the longest row in bytes.
         most: Rows of a turn.
         key: Parts with equal keys can share a turn, by the function of any of them. `None` means none.
+        several: Whether the call has other parts.
     """
 
     def __init__(
-        self, function: Callable[[list[Any]], Iterable[Any]], rows: list[Any], longest: int, most: int, key: Hashable
+        self,
+        function: Callable[[list[Any]], Iterable[Any]],
+        rows: list[Any],
+        longest: int,
+        most: int,
+        key: Hashable,
+        several: bool = False,
     ) -> None:
         self.function, self.rows, self.longest, self.most, self.key = function, rows, longest, most, key
+        self.several = several
         self.left, self.future, self.began = caller_left.get(), Future[list[Any]](), time.perf_counter()
 
 
@@ -64,12 +70,22 @@ class Turns:
 
     Args:
         workers: Number of turns at the same time.
+        spare: Number of workers that run only calls of one turn, so that these do not wait for long ones.
+        average: Bytes of a row of a full turn. See `cost`.
         observe: Called with the rows of each turn, and the seconds that its oldest part has waited.
     """
 
-    def __init__(self, workers: int = 1, observe: Callable[[int, float], None] = lambda rows, seconds: None) -> None:
-        self.workers, self.observe = workers, observe
+    def __init__(
+        self,
+        workers: int = 1,
+        spare: int = 0,
+        average: int = AVERAGE,
+        observe: Callable[[int, float], None] = lambda rows, seconds: None,
+    ) -> None:
+        self.workers, self.average, self.observe = workers, average, observe
         self._waiting, self._changed = deque[Part](), threading.Condition()
+        # Turns of calls of several that may begin now.
+        self._free = workers - spare
         for number in range(workers):
             threading.Thread(target=self._work, name=f"turns-{number}", daemon=True).start()
 
@@ -101,7 +117,7 @@ class Turns:
             function: Returns a value for each row of a turn.
             rows: The rows.
             sizes: Their sizes in bytes.
-            most: Rows of a turn. See `cost`.
+            most: Rows of a turn of average size. See `cost`.
             key: Calls with equal keys can share turns. `None` means none.
             at_once: Number of turns of this call that may wait or run at the same time.
             done: Called with the number of rows after each turn.
@@ -117,11 +133,13 @@ class Turns:
             taken.popleft()
             done(len(indices))
 
+        turns = list(batches(sizes, most, self._cost))
         try:
-            for indices in batches(sizes, most, lambda count, longest: cost(count, longest, most)):
+            for indices in turns:
                 if len(taken) == at_once:
                     finish()
-                part = Part(function, [rows[i] for i in indices], max(sizes[i] for i in indices), most, key)
+                longest = max(sizes[i] for i in indices)
+                part = Part(function, [rows[i] for i in indices], longest, most, key, len(turns) > 1)
                 taken.append((indices, self._submitted(part)))
             while taken:
                 finish()
@@ -138,28 +156,41 @@ class Turns:
 
     def _work(self) -> None:
         while True:
-            if parts := self._next():
-                self.observe(sum(len(part.rows) for part in parts), time.perf_counter() - parts[0].began)
-                run(parts)
-            parts.clear()  # An idle worker must not keep texts.
+            parts = self._next()
+            if some := [part for part in parts if wanted(part)]:
+                self.observe(sum(len(part.rows) for part in some), time.perf_counter() - some[0].began)
+                run(some)
+            with self._changed:
+                self._free += any(part.several for part in parts)
+                self._changed.notify()
+            del parts, some  # An idle worker must not keep texts.
 
     def _next(self) -> list[Part]:
         """Waits for parts, and returns those of a turn."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting)
-            first = self._waiting.popleft()
+            self._changed.wait_for(self._possible)
+            first, *others = self._possible()
             parts, rows, shortest, longest = [first], len(first.rows), first.longest, first.longest
             # The others get as much, so that all end at the same time.
-            most = min(first.most, -(-sum(len(part.rows) for part in (first, *self._waiting)) // self.workers))
-            for part in list(self._waiting) if first.key is not None else ():
+            most = min(first.most, -(-sum(len(part.rows) for part in (first, *others)) // self.workers))
+            for part in others if first.key is not None else ():
                 count, low, high = rows + len(part.rows), min(shortest, part.longest), max(longest, part.longest)
                 # A short text must not wait for a long one, which takes more steps.
-                similar = high <= max(2 * low, TURN // ROWS)
-                if part.key == first.key and similar and count <= most and cost(count, high, first.most) <= first.most:
-                    self._waiting.remove(part)
+                similar = high <= max(2 * low, self.average)
+                if part.key == first.key and similar and count <= most and self._cost(count, high) <= first.most:
                     parts.append(part)
                     rows, shortest, longest = count, low, high
-        return [part for part in parts if wanted(part)]
+            for part in parts:
+                self._waiting.remove(part)
+            self._free -= any(part.several for part in parts)
+        return parts
+
+    def _cost(self, rows: int, longest: int) -> int:
+        return cost(rows, longest, self.average)
+
+    def _possible(self) -> list[Part]:
+        """Returns the parts that may run now."""
+        return [part for part in self._waiting if self._free > 0 or not part.several]
 
 
 def wanted(part: Part) -> bool:
@@ -188,11 +219,6 @@ def run(parts: list[Part]) -> None:
     remaining = iter(values)
     for part in parts:
         part.future.set_result(list(itertools.islice(remaining, len(part.rows))))
-
-
-def cost(rows: int, longest: int, most: int) -> int:
-    """Returns the cost of a turn, which is at most `most`: its rows, or their size in bytes as a part of `TURN`."""
-    return max(rows, -(-rows * longest * most // TURN))
 
 
 class InTurns(Engine):

@@ -11,6 +11,7 @@ import pytest
 from exported import LONG, onnx_export, sentences
 
 import tf_transformer as tt
+from tf_transformer.extensions.interop.engines import litert_client
 from tf_transformer.extensions.interop.engines.litert_client import ONNXTranslator, _Graph
 
 onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
@@ -42,13 +43,22 @@ def test_sources_of_a_call_are_independent(folder):
 
 
 def test_an_engine_makes_batches(folder, monkeypatch):
-    """Texts of similar length, `batch_size` at a time."""
+    """Texts of similar length, `batch_size` at a time, or fewer long ones."""
     texts = [*sentences(7), *LONG]
     expected = [*map(ONNXTranslator(folder), texts)]
     call, rows = _Graph.__call__, []
-    monkeypatch.setattr(_Graph, "__call__", lambda graph, *args: rows.append(len(args[0])) or call(graph, *args))
+    monkeypatch.setattr(_Graph, "__call__", lambda graph, *args: rows.append(args[0]) or call(graph, *args))
     assert tt.load(folder, batch_size=7)(texts) == expected
-    assert rows == [1, 7, 7, len(texts) - 14]  # the first on opening
+    assert [len(batch) for batch in rows[:2]] == [1, 7]  # the first on opening
+    assert sum(map(len, rows[1:])) == len(texts)
+    rows.clear()
+    monkeypatch.setattr(litert_client, "AVERAGE", 32)
+    client = ONNXTranslator(folder, batch_size=7)
+    assert client(texts + LONG * 3) == expected + expected[-len(LONG) :] * 3
+    assert sum(len(batch) > 1 for batch in rows) > 3
+    for batch in rows:
+        assert len(batch) == 1 or (len(batch) <= 7 and len(batch) * (max(map(len, batch)) - 1) <= 7 * 32), "tokens"
+    assert any(1 < len(batch) < 7 for batch in rows[:-1])
 
 
 @pytest.mark.parametrize("kind", ["int8", "earlier"])

@@ -33,8 +33,8 @@ from werkzeug.test import Client
 
 import tf_transformer as tt
 from tf_transformer.extensions.server import app as server
-from tf_transformer.extensions.server.model import Limits, ServedModel
-from tf_transformer.inference.turns import TURN, Turns
+from tf_transformer.extensions.server.model import AVERAGE, Limits, ServedModel
+from tf_transformer.inference.turns import Turns
 from trainers import serve as program
 
 
@@ -71,7 +71,7 @@ def test_a_turn_is_bounded_in_size(text):
     engine._replies, reply = lambda texts, request: reply(texts, request), engine._replies
     assert post(serve(engine), "/translate", {"q": text})[0] == 200
     sizes = [size_of(batch) for batch in engine.batches]
-    assert all(size <= TURN or len(batch) == 1 for size, batch in zip(sizes, engine.batches, strict=True))
+    assert all(size <= 32 * AVERAGE or len(batch) == 1 for size, batch in zip(sizes, engine.batches, strict=True))
     assert len(engine.batches) > 1
 
 
@@ -87,7 +87,7 @@ def test_rows_of_predict_run_in_turns_of_a_size(monkeypatch):
     texts = ["dog " * (count % 400) for count in range(7, 7_000, 77)]
     outputs = model._run("serving_default", {"text": tf.constant(texts), "option": tf.constant([3])})
     assert outputs["upper"].tolist() == [text.upper().encode() for text in texts] and set(outputs["option"]) == {3}
-    assert all(size_of(batch) <= TURN or len(batch) == 1 for batch in seen) and len(seen) > 3
+    assert all(size_of(batch) <= 32 * AVERAGE or len(batch) == 1 for batch in seen) and len(seen) > 3
     assert max(map(len, seen)) <= 32
 
 
@@ -323,7 +323,7 @@ def test_rows_that_run_in_parts_are_those_that_run_together(saved, monkeypatch):
     expected = served.engine.engine.loaded.signatures["translate"](**inputs, **options)
     submitted = Turns._submitted
     monkeypatch.setattr(Turns, "_submitted", lambda self, part: turns.append(len(part.rows)) or submitted(self, part))
-    monkeypatch.setattr("tf_transformer.inference.turns.TURN", 40)  # bytes
+    served.turns.average = 1.25  # 40 bytes per turn
     outputs = served.predict("translate", inputs)
     assert len(turns) > 3 and max(turns) > 3
     for name, value in outputs.items():

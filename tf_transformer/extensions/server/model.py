@@ -44,6 +44,7 @@ DEFAULT_SIGNATURE = "serving_default"
 BY_ROW = (DEFAULT_SIGNATURE, "translate", "translate_details", "complete", "score")
 # TensorFlow's Python, unlike a server, adds these to the graph's error messages.
 AROUND = re.compile(r"^Graph execution error:.*<stack traces unavailable>\n| \[Op:\w+\]\s*$", re.DOTALL)
+AVERAGE = 128  # bytes of a row of a full batch
 MINUTE = 60.0  # seconds
 HTTP = {"INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429}
 
@@ -143,9 +144,8 @@ class ServedModel:
                 expected = "serve: expected a translator, got an engine of another task"
                 raise BadInput(f"{expected}. Export it, and serve its SavedModel.")
             self.kind, (pool, count) = type(engine).__name__, pooled(engine, workers)
-        self.turns = Turns(count)
-        # A long request leaves a worker to the others.
-        self.at_once = max(1, count - 1)
+        # Long requests leave a worker to the others, and have smaller batches than calls from Python.
+        self.turns, self.at_once = Turns(count, min(1, count - 1), AVERAGE), max(1, count - 1)
         if not self.signatures or {"translate", "model_info"} <= self.signatures.keys():
             self.engine = InTurns(pool, self.turns, self.at_once)
         if self.signatures:

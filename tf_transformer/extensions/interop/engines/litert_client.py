@@ -40,6 +40,7 @@ CONTROLS = dict.fromkeys(range(32), " ")  # Control characters count as whitespa
 SEPARATORS = re.compile(r"[\x00-\x20\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 MAX_BYTES = 2**26  # JSON and tokenizer files are read as a whole.
 BATCH_SIZE = 32
+AVERAGE = 128  # tokens of a source of a full batch. Longer ones count as several, since they take as much memory
 STANDARD_ERROR = threading.RLock()
 # What a library of the runtime needs, which `CompiledModel` always loads. Without it, the library ends the process.
 NEWER_ARM = {"atomics", "asimddp"}
@@ -179,9 +180,8 @@ class _Translator(abc.ABC):
                 warning = "more tokens than the model reads; only the beginning is read"
                 warnings.warn(f"{warning}: {text[:40]!r}", stacklevel=3)
         # Texts of similar length share a batch, since the longest decides how many steps it takes.
-        order, results = sorted(range(len(texts)), key=lambda i: len(sources[i])), dict[int, dict[str, np.ndarray]]()
-        for start in range(0, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
+        results = dict[int, dict[str, np.ndarray]]()
+        for batch in _batches([len(ids) for ids in sources], self.batch_size):
             rows = [[*language, *sources[i][:max_tokens], self._eos] for i in batch]
             longest = len(rows[-1]) - len(language) - 1
             fitting = [signature for signature in self._signatures if longest <= signature.tokens]
@@ -223,7 +223,7 @@ class LiteRTTranslator(_Translator):
     Args:
         path: Directory of the export, or of its versions, which means the newest.
         threads: Number of threads of the runtime.
-        batch_size: Number of texts in a call of the runtime. LiteRT takes one.
+        batch_size: Maximum number of texts in a call of the runtime, or fewer long ones. LiteRT takes one.
 
     Attributes:
         metadata: Contents of model.json.
@@ -395,6 +395,18 @@ def _inputs(rows: list[list[int]], values: Mapping[str, float], dtypes: Mapping[
 def _ids(outputs: dict[str, np.ndarray]) -> list[list[int]]:
     """Returns the ids of each output, without padding."""
     return [ids[:length].tolist() for ids, length in zip(outputs["ids"], outputs["lengths"], strict=True)]
+
+
+def _batches(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Yields the indices of sources in batches, by size in tokens: at most `most` of average size, or one."""
+    batch = list[int]()
+    for i in sorted(range(len(sizes)), key=sizes.__getitem__):
+        if batch and (len(batch) + 1) * max(sizes[i], AVERAGE) > most * AVERAGE:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
 
 
 @contextlib.contextmanager

@@ -25,8 +25,8 @@ class PortableEngine(Engine):
     Args:
         path: Directory of the export, or of its versions, which means the newest.
         threads: Number of threads.
-        batch_size: Texts per batch, which are sorted by length. It is 1 for LiteRT, for int8 and for ONNX exports of
-            earlier versions.
+        batch_size: Maximum number of texts per batch. They are sorted by length, and long ones have smaller batches. It
+            is 1 for LiteRT, for int8 and for ONNX exports of earlier versions.
         options: Defaults of calls, for options that the export takes.
 
     Raises:
