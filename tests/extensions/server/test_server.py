@@ -259,6 +259,8 @@ def test_sigterm_answers_what_is_under_way():
     process.send_signal(signal.SIGTERM)
     time.sleep(0.2)
     kept.request("POST", "/translate", b'{"q": "late"}', {"Content-Type": "application/json"})
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=9)
     late = kept.getresponse()
     assert late.status == 200 and late.getheader("Connection") == "close" and json.loads(late.read())
     for thread in threads:

@@ -243,9 +243,15 @@ def http_server(application: Any, listening: socket.socket, limits: Limits) -> A
 def stop(server: Any, number: int) -> NoReturn:
     """Ends this process on a signal. Except on Ctrl-C, it first answers what is under way, for `GRACE` seconds.
 
-    It does not wait for threads, whose model's code cannot be interrupted.
+    New connections are refused at once, so that clients can ask another server. It does not wait for threads, whose
+    model's code cannot be interrupted.
     """
     server.accepting, end = False, time.monotonic() + GRACE
+    if number != signal.SIGINT:
+        # The loop must no longer wait for the socket when it is closed.
+        server.pull_trigger()
+        time.sleep(0.1)
+        server.socket.close()
     while number != signal.SIGINT and is_busy(server) and time.monotonic() < end:
         time.sleep(0.01)
     sys.stdout.flush()
