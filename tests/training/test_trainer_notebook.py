@@ -163,7 +163,7 @@ def test_an_error_in_a_callback_loses_no_step(hook, one_model, corpus, tmp_path)
 
 @pytest.mark.program
 def test_a_metric_that_raises_loses_no_step(one_model, corpus, tmp_path):  # noqa: F811
-    """Its score is added when it works again."""
+    """Its score is added when it works again, and the loss of the dev set, which the error had lost."""
     broken = [True]
 
     def length(outputs, sources, references):
@@ -179,6 +179,8 @@ def test_a_metric_that_raises_loses_no_step(one_model, corpus, tmp_path):  # noq
     broken.append(False)
     history = trainer.fit().history
     assert history["step"] == [2, 4] and history["dev_length"] == [1.0, 1.0]
+    expected = trainer_of(tmp_path / "other", corpus).fit().history["val_loss"]
+    assert history["val_loss"] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.program

@@ -140,13 +140,15 @@ class Checkpoints(keras.callbacks.Callback):
             self._set_state(state)
         self._restored = model
 
-    def complete(self, scores: Sequence[keras.callbacks.Callback]) -> None:
-        """Completes the restored checkpoint, whose scoring a signal ended, by these callbacks."""
+    def complete(self, scores: Sequence[keras.callbacks.Callback], validate: Callable[[], dict[str, float]]) -> None:
+        """Completes the restored checkpoint, whose scoring a signal or an error ended, by these callbacks."""
         # As `on_epoch_end` would have been called, with the row that was saved without scores.
         self.set_model(self._restored)
         self.model.stop_training = bool(self.steps) and self.steps <= self.stopped_of
         self._use_averages(True)
         row = self.run.history.pop()
+        if "val_loss" not in row:
+            row |= {f"val_{name}": value for name, value in validate().items() if name != "tokens"}
         for callback in scores:
             callback.set_model(self.model)
             callback.on_epoch_end(self.epoch - 1, row)

@@ -1,6 +1,7 @@
 """Trains, resumes, averages and scores models from Python. The programs in trainers/ are built on `Trainer`."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -320,10 +321,12 @@ class Trainer:
         if not self.began:
             self._forget_model()
         model = self._prepare_model(checkpoints, until)
-        # A checkpoint without a score was saved by a process that was stopped while it scored the dev set.
+        # A checkpoint without a score was saved by a process that was stopped, or raised, while it scored the dev set.
         last = run.history[-1] if run.history and self.writes else {}
         if last.get("step") == checkpoints.step > 0 and self._metric.column not in last:
-            checkpoints.complete(self._score_callbacks(model, tokenizer))
+            dev = data.fed(dev_batches, replicas, count=len(dev_batches))
+            validate = functools.partial(model.evaluate, dev, steps=len(dev_batches), verbose=0, return_dict=True)
+            checkpoints.complete(self._score_callbacks(model, tokenizer), validate)
         finished = checkpoints.step >= end or (until is None and steps <= checkpoints.stopped_of)
         if not finished:
             say(f"a checkpoint and the dev set's score every {interval:,} steps")
