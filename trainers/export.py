@@ -47,6 +47,10 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Format, dict[
     add("--max-beam-size", type=positive, metavar="K", help="maximum beam size of requests (16)")
     completions = "add the signature complete, for outputs that start with a given prefix"
     add("--completions", action="store_true", default=None, help=completions)
+    shortlist = (
+        "shortlist in Marian's format, with the numbers of frequent tokens and of tokens per source token (100 50)"
+    )
+    add("--shortlist", nargs="+", metavar=("FILE", "N"), help=shortlist)
     add("--dev", nargs="+", metavar="FILE", help="SOURCE TARGET or trees, to score the model in float32 and in --dtype")
     suffixes = "source and target language (the training files' suffixes, or the model's)"
     add("--languages", nargs=2, metavar="XX", help=suffixes)
@@ -65,7 +69,10 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Format, dict[
     format = format_of(args.format)
     fixed = chosen(vars(args), ("n_best", "max_beam_size", "max_length", "completions"))
     needs = {"ensemble": len(args.run or ()) > 1, "metadata": args.languages or args.license, "scores": args.dev}
-    needs |= dict.fromkeys(fixed, True)
+    needs |= dict.fromkeys(fixed, True) | {"shortlist": args.shortlist}
+    _, *numbers = args.shortlist or [""]
+    if len(numbers) > 2 or not all(map(str.isdecimal, numbers)):
+        parser.error(f"--shortlist: expected a file and up to two numbers, got {' '.join(args.shortlist)}")
     if problem := format.problem(args.dtype, needs):
         parser.error(problem)
     return args, format, fixed
@@ -89,12 +96,19 @@ def main(argv: list[str] | None = None) -> None:
     settings: dict[str, Any] = run.settings() if run else {"kind": TRANSLATES, "corpus": {}}
     translates = settings["kind"] == TRANSLATES
     needs = {"tasks": not translates}
-    if not translates and (fixed or args.languages or format.problem(args.dtype, needs) or len(args.run) > 1):
+    of_translators = fixed or args.languages or args.shortlist or len(args.run or ()) > 1
+    if not translates and (of_translators or format.problem(args.dtype, needs)):
         task = settings["kind"]
         raise tt.BadInput(f"{args.run[0]}: expected options of the run's task, {task}, got a translator's")
     dev = read_dev(settings, args.dev) if "scores" in format.takes else None
 
     float32 = load(args, settings)
+    if args.shortlist:
+        from tf_transformer.extensions.interop.shortlist import read_shortlist
+
+        file, *numbers = args.shortlist
+        float32 = float32.replace(shortlist=read_shortlist(file, float32, *map(int, numbers)))
+        print(f"a shortlist of {float32.shortlist}; ", end="")
     model = (float32 if translates else float32.translator).model
     print(f"{model.count_params():,} parameters", flush=True)
     metadata = {}

@@ -129,7 +129,7 @@ def test_a_search_of_fixed_shapes_has_the_beams_of_its_request(beam_size, widest
     """On JAX and PyTorch, whatever the translator's own beam size is."""
     monkeypatch.setattr(tensor_translator, "ON_TENSORFLOW", False)
     monkeypatch.setattr(
-        tensor_translator.TensorTranslator, "problem", lambda self, source, length, most, start, fixed: fixed
+        tensor_translator.TensorTranslator, "problem", lambda self, source, length, most, start, fixed, _: fixed
     )
     options = {} if beam_size is None else {"beam_size": beam_size}
     fixed, _ = translator.replace(beam_size=4)._request(np.ones((2, 5), "int32"), np.array([4, 4]), options, None, None)

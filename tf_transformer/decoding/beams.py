@@ -262,7 +262,8 @@ def top_k(logits: Tensor, k: Tensor) -> tuple[Any, Any]:
     # The k best are in the k blocks with the highest maxima, so only these blocks are sorted, and not all of V. That
     # needs blocks of one width.
     *sizes, V = (size(logits, axis) for axis in range(len(logits.shape)))
-    block = next((width for width in range(64, 15, -1) if V % width == 0), None)
+    # An unknown V is the number of candidates, a multiple of 64.
+    block = next((width for width in range(64, 15, -1) if not isinstance(V, int) or V % width == 0), None)
     if block is None:
         return sorted_top_k(logits, k)
     blocks = ops.reshape(logits, (*sizes, V // block, block))  # [..., V / block, block]
@@ -339,13 +340,17 @@ def restricted(logits: Tensor, prefixes: Prefixes, options: Mapping[str, Any]) -
     return logits
 
 
-def begins_with(prefix: Tensor, vocab_size: int) -> Callable[..., Any]:
-    """Returns an `allowed` for `beam_search` whose outputs begin with prefix, int32 [B, P], padded with zeros."""
+def begins_with(prefix: Tensor, vocab_size: int, candidates: Tensor = None) -> Callable[..., Any]:
+    """Returns an `allowed` for `beam_search` whose outputs begin with prefix, int32 [B, P], padded with zeros.
+
+    The tokens are all of the vocabulary, or candidates [B, M].
+    """
     prefix = ops.pad(prefix, ((0, 0), (0, 1)))  # 0 allows all tokens
 
     def allowed(ids: Tensor, position: Tensor, row: Tensor) -> Any:
         required = gather(gather(prefix, row), ops.minimum(position, size(prefix, 1) - 1), axis=1)
         required = required[:, None, None]  # [B, 1, 1], for all beams, and 0 after the prefix
-        return (required == 0) | (ops.arange(vocab_size, dtype="int32") == required)
+        tokens = ops.arange(vocab_size, dtype="int32") if candidates is None else gather(candidates, row)[:, None]
+        return (required == 0) | (tokens == required)
 
     return allowed

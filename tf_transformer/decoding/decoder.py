@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 from keras import ops
 
 from tf_transformer.decoding.primitives import gather, write_slots
-from tf_transformer.decoding.search import Decoder, FixedShapes
+from tf_transformer.decoding.search import Decoder, FixedShapes, SearchProblem
 from tf_transformer.layers import KeyValue
 from tf_transformer.models.transformer import Transformer
+from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor
 
@@ -63,39 +64,48 @@ class AppendedKeyValue(KeyValue):
 
 
 def decoder_of(
-    model: Transformer, memory: Tensor, memory_mask: Tensor, fixed: FixedShapes | None = None, weights: Tensor = None
+    model: Transformer,
+    memory: Tensor,
+    memory_mask: Tensor,
+    fixed: FixedShapes | None = None,
+    weights: Tensor = None,
+    candidates: Tensor = None,
 ) -> Decoder:
     """Prepares a built `Transformer` or `Ensemble` to decode the encoder's output, with its padding mask [B, S].
 
-    `weights` are those of the softmax, by default `model.softmax_weights()`.
+    `weights` are those of the softmax, by default `model.softmax_weights()`. `candidates`, int32 [B, M], are the tokens
+    that have logits. The ids of `step` are tokens, and those of `problem_after` are candidates.
     """
     key_value: type[KeyValue] = InPlaceKeyValue
     if fixed:
         key_value = AppendedKeyValue if fixed.grows else FixedKeyValue
     layers = [layer._replace(target=key_value(*layer.target)) for layer in model.init_cache(memory, slots=1)]
-    weights = model.softmax_weights() if weights is None else weights
+    weights = model.softmax_weights(candidates) if weights is None else weights
+    # Those of candidates differ from row to row, and rows may leave.
+    by_row, weights = (weights, None) if candidates is not None else ((), weights)
 
     def step(ids: Tensor, position: Tensor, slot: Tensor, ancestry: Tensor, cache: Any) -> tuple[Any, ...]:
-        memory_mask, is_token, layers = cache
+        memory_mask, is_token, by_row, layers = cache
         positions = ops.reshape(position, (1,))  # the same for the newest token of each beam
         context = layers, memory_mask, positions, slot, ancestry
         # The ancestry is the whole mask of self-attention. It is causal, since no slot is visible before it is written.
-        logits, layers, _, cross_scores = model.decode_step(ids, *context, weights, return_attention_scores=True)
+        table = weights if candidates is None else by_row
+        logits, layers, _, cross_scores = model.decode_step(ids, *context, table, return_attention_scores=True)
         # The mean of the last layer's heads, or of those that a family trained to align. Only details use it.
         attention = ops.mean(cross_scores[-1][:, : model.config.alignment_heads], axis=1)  # [B, K, S]
         attended = ops.argmax(ops.where(ops.expand_dims(is_token, 1), attention, -1.0), axis=2)
-        return logits, (memory_mask, is_token, layers), attended
+        return logits, (memory_mask, is_token, by_row, layers), attended
 
     def keep(cache: Any, slots: Tensor) -> Any:
         def kept(target: KeyValue) -> KeyValue:
             return type(target)(*(gather(part, slots, axis=2, batch_dims=1) for part in target))
 
         # Only the target's slots. Memory is the same for every token.
-        *masks, layers = cache
-        return *masks, [layer._replace(target=kept(layer.target)) for layer in layers]
+        *others, layers = cache
+        return *others, [layer._replace(target=kept(layer.target)) for layer in layers]
 
     is_token = ops.pad(memory_mask[:, 1:], ((0, 0), (0, 1)))  # false at EOS, which words do not align with
-    return Decoder(step, (memory_mask, is_token, layers), keep, fixed)
+    return Decoder(step, (memory_mask, is_token, by_row, layers), keep, fixed, candidates)
 
 
 def decoder_after(decoder: Decoder, ids: Tensor) -> Decoder:
@@ -118,4 +128,24 @@ def decoder_after(decoder: Decoder, ids: Tensor) -> Decoder:
     if decoder.fixed and decoder.fixed.grows:  # every step appends its slot, so none may be free
         cache = decoder.keep(cache, ops.zeros((ops.shape(ids)[0], 0), "int32"))
     _, cache, _ = decoder.step(ids[:, None], 0, 0, ancestry, cache)
-    return Decoder(step, cache, keep, decoder.fixed)
+    return decoder._replace(step=step, cache=cache, keep=keep)
+
+
+def problem_after(decoder: Decoder, start: Tensor, max_length: Tensor) -> SearchProblem:
+    """Returns the problem of a search after the token start [B]. Its ids are indices of the decoder's candidates."""
+    if (candidates := decoder.candidates) is None:
+        return SearchProblem(decoder, start, max_length, EOS_ID)
+
+    def step(ids: Tensor, position: Tensor, slot: Tensor, ancestry: Tensor, cache: Any) -> tuple[Any, ...]:
+        tokens, cache = cache
+        ids = gather(tokens, ids, batch_dims=1)
+        logits, cache, *attended = decoder.step(ids, position, slot, ancestry, cache)
+        return logits, (tokens, cache), *attended
+
+    def keep(cache: Any, slots: Tensor) -> Any:
+        return cache[0], decoder.keep(cache[1], slots)
+
+    # A target's language may not be a candidate. It takes the index of BOS, which no output has.
+    tokens = ops.concatenate([candidates[:, :BOS_ID], start[:, None], candidates[:, BOS_ID + 1 :]], axis=1)
+    among = decoder._replace(step=step, cache=(tokens, decoder.cache), keep=keep)
+    return SearchProblem(among, ops.full_like(start, BOS_ID), max_length, EOS_ID)

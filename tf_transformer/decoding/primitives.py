@@ -4,6 +4,7 @@ Axes: B sentences, K hypotheses, L the longest output, N slots, V vocabulary.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -91,9 +92,14 @@ if ON_TENSORFLOW:
 else:  # The same functions with `keras.ops`, for JAX and PyTorch.
 
     def gather(x: Tensor, indices: Tensor, axis: int = 0, batch_dims: int = 0) -> Any:
-        # `ops.take` has no `batch_dims`. With them, indices have at most one more axis.
+        # `ops.take` has no `batch_dims`.
         if not batch_dims:
             return ops.take(x, indices, axis=axis)
+        if len(indices.shape) > batch_dims + 1:
+            flat = ops.reshape(indices, (*indices.shape[:batch_dims], math.prod(indices.shape[batch_dims:])))
+            axis, shape = max(axis, batch_dims), x.shape
+            taken = gather(x, flat, axis, batch_dims)
+            return ops.reshape(taken, (*shape[:axis], *indices.shape[batch_dims:], *shape[axis + 1 :]))
         if len(indices.shape) == batch_dims:
             return ops.squeeze(gather(x, ops.expand_dims(indices, -1), axis, batch_dims), max(axis, batch_dims))
         axis = max(axis, batch_dims)

@@ -103,7 +103,7 @@ def sample(
     first = (ops.zeros((), "int32"), start_ids, none_yet, ops.zeros((B,), "float32"), zeros, max_length > 0, zeros > 0)
     _, _, *results, _, finished, _ = ops.while_loop(lambda *state: ops.any(state[5]), step, (*first, cache))
     ids, log_probs, lengths = (part[:, None] for part in results)
-    return Hypotheses(ids, log_probs, log_probs, lengths, finished[:, None])
+    return Hypotheses(decoder.tokens(ids), log_probs, log_probs, lengths, finished[:, None])
 
 
 def _sampled(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Any:

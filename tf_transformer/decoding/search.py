@@ -24,7 +24,7 @@ from tf_transformer.decoding.beams import (
     penalty,
     results_of,
 )
-from tf_transformer.decoding.primitives import NEG_INF, AnyTensor, size
+from tf_transformer.decoding.primitives import NEG_INF, AnyTensor, gather, size
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS, Beams, options_of
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor
@@ -62,6 +62,13 @@ class Decoder(NamedTuple):
     cache: Any  # the first, with one free slot: nested tensors [B, ..., slots, d], or without slots
     keep: Callable[[Any, Any], Any]
     fixed: FixedShapes | None = None  # `None` lets rows leave and slots grow, which needs TensorFlow
+    # int32 [B, M], if logits are [B, K, M]. The search's ids are then indices of these tokens. Control tokens keep
+    # their ids.
+    candidates: Any = None
+
+    def tokens(self, ids: Any) -> Any:
+        """Returns the tokens of a search's ids [B, N, L]."""
+        return ids if self.candidates is None else gather(self.candidates, ids, batch_dims=1)
 
 
 class SearchProblem(NamedTuple):
@@ -189,10 +196,15 @@ def _search(
         cache=problem.decoder.cache,
     )
     if not fixed:
-        return growing.searched(state, advance, results, problem.decoder.keep, L)
+        return _translated(problem.decoder, *growing.searched(state, advance, results, problem.decoder.keep, L))
     # The decoder's cache has one slot. Copies of it are the C free ones, until they are written.
     slots = ops.broadcast_to(first[:, None], (B, C))
     state = state._replace(cache=problem.decoder.keep(state.cache, slots))
     in_time = lambda state: ops.any(state.running) & (state.position < L)  # noqa: E731
     (state,) = ops.while_loop(in_time, advance, (state,))
-    return results(state)
+    return _translated(problem.decoder, *results(state))
+
+
+def _translated(decoder: Decoder, hypotheses: Hypotheses, tokens: Tokens) -> tuple[Hypotheses, Tokens]:
+    ids = decoder.tokens(hypotheses.ids)
+    return hypotheses._replace(ids=ids), tokens._replace(ids=ids)

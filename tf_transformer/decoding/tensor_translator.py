@@ -12,17 +12,19 @@ from keras import ops
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.beams import Hypotheses, Tokens, begins_with
-from tf_transformer.decoding.decoder import decoder_after, decoder_of
+from tf_transformer.decoding.decoder import decoder_after, decoder_of, problem_after
 from tf_transformer.decoding.primitives import ON_TENSORFLOW, compiled
 from tf_transformer.decoding.search import OPTIONS, FixedShapes, SearchProblem, beam_search, detailed_search
 from tf_transformer.decoding.search_options import LANGUAGES, Beams, translator_options
+from tf_transformer.decoding.shortlist import Shortlist
+from tf_transformer.layers import PositionalEmbedding
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.tokenizers.strings import truncate_in_graph
 from tf_transformer.tokenizers.tokenizer import EOS_ID, Tokenizer
 from tf_transformer.utils.lazy import lazily
 from tf_transformer.utils.type_names import Tensor
-from tf_transformer.utils.values import MOST, checked
+from tf_transformer.utils.values import MOST, checked, shown
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -51,6 +53,7 @@ class TensorTranslator(Immutable):
         tokenizer: Tokenizer,
         *,
         export_options: Mapping[str, Any] | None = None,
+        shortlist: Shortlist | None = None,
         **options: float,
     ) -> None:
         config = getattr(model, "config", None)
@@ -63,6 +66,14 @@ class TensorTranslator(Immutable):
             raise BadInput(
                 f"expected a tokenizer of the model's vocab_size={config.vocab_size}, got {tokenizer.vocab_size}"
             )
+        if shortlist is not None:
+            ids = getattr(config, "source_vocab_size", None) or config.vocab_size
+            if not isinstance(shortlist, Shortlist) or shortlist.lists.shape[0] != ids:
+                raise BadInput(f"shortlist: expected a Shortlist of {ids} source tokens, got {shown(shortlist)}")
+            if (largest := max(int(np.max(part)) for part in (shortlist.always, shortlist.lists))) >= config.vocab_size:
+                raise BadInput(f"shortlist: expected ids below {config.vocab_size}, got {largest}")
+            for each in getattr(model, "models", [model]):
+                check_candidates(each)
         values = translator_options(options)
         if model.max_length is not None:  # a source needs one position for EOS
             values["max_source_length"] = min(values["max_source_length"], model.max_length - 1)
@@ -71,6 +82,7 @@ class TensorTranslator(Immutable):
         self.export_options = dict(export_options or {})
         for name in LANGUAGES if tokenizer.languages else ():
             self.export_options.pop(name, None)
+        self.shortlist = shortlist
         self._options = values
         # By name, the ids of the variables and the compiled function. A trace keeps the variables that it read.
         self._functions: dict[str, tuple[list[int], Callable[..., Any]]] = {}
@@ -87,7 +99,8 @@ class TensorTranslator(Immutable):
 
     def _arguments(self) -> dict[str, Any]:
         """Returns the arguments that construct an equal object, by name."""
-        return {**self.options, **{name: getattr(self, name) for name in ("model", "tokenizer", "export_options")}}
+        names = ("model", "tokenizer", "export_options", "shortlist")
+        return {**self.options, **{name: getattr(self, name) for name in names}}
 
     def replace(self, **changes: Any) -> Self:
         """Returns a copy with some arguments changed: `translator.replace(beam_size=1)`."""
@@ -103,11 +116,10 @@ class TensorTranslator(Immutable):
 
     def with_languages(self, *languages: Any) -> "TensorTranslator":
         """Returns a copy for other languages, the arguments of `Tokenizer.with_languages`. Without any, itself."""
-        return (
-            TensorTranslator(self.model, self.tokenizer.with_languages(*languages), **self.options)
-            if languages
-            else self
-        )
+        if not languages:
+            return self
+        tokenizer = self.tokenizer.with_languages(*languages)
+        return TensorTranslator(self.model, tokenizer, shortlist=self.shortlist, **self.options)
 
     def source(self, text: Tensor) -> "tuple[tf.Tensor, tf.Tensor, tf.Tensor]":
         """Tokenizes texts [B] for the encoder, and returns three tensors.
@@ -157,8 +169,9 @@ class TensorTranslator(Immutable):
         Outputs begin with `prefix`, padded ids [B, P]. See `problem` for `start` and `fixed`, and `beam_search` for
         `exact_n`. `options` are those of a request, each a number or [B], and replace the model's.
         """
-        problem, options = self._request(source, source_length, options, start, fixed)
-        allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size)
+        problem, options = self._request(source, source_length, options, start, fixed, prefix)
+        candidates = problem.decoder.candidates
+        allowed = None if prefix is None else begins_with(prefix, self.model.config.vocab_size, candidates)
         return beam_search(problem, n_best=n_best, exact_n=exact_n, allowed=allowed, **options)
 
     def detailed_search(
@@ -183,6 +196,7 @@ class TensorTranslator(Immutable):
         options: Mapping[str, Any],
         start: Tensor,
         fixed: FixedShapes | None,
+        prefix: Tensor = None,
     ) -> tuple[SearchProblem, dict[str, Any]]:
         """Returns problem and options of a search from those of a request."""
         values = {name: self.options[name] for name in OPTIONS} | dict(options)
@@ -190,7 +204,7 @@ class TensorTranslator(Immutable):
             fixed = self.fixed_shapes(
                 source, int(ops.convert_to_numpy(ops.max(values["beam_size"])))
             )  # the widest row's
-        return self.problem(source, source_length, values.pop("max_length", MOST), start, fixed), values
+        return self.problem(source, source_length, values.pop("max_length", MOST), start, fixed, prefix), values
 
     def fixed_shapes(self, source: Tensor, beams: int, longest: int | None = None) -> FixedShapes | None:
         """Returns the fixed shapes of a search for ids [B, S], or `None` on TensorFlow, where shapes change.
@@ -212,20 +226,25 @@ class TensorTranslator(Immutable):
         max_length: Tensor,
         start: Tensor = None,
         fixed: FixedShapes | None = None,
+        prefix: Tensor = None,
     ) -> SearchProblem:
-        """Encodes source ids, and returns the problem of a search.
+        """Encodes source ids, and returns the problem of a search. A `shortlist` also has the ids of `prefix`.
 
         `start` are the `start_ids` of all rows, int32 [P], by default those of the tokenizer's languages, which may
         differ from row to row in a graph. `fixed` defaults to the shapes for these ids and this beam_size.
         """
         memory, memory_mask, _ = self.model.encode(source)  # [B, S, d], [B, S]
-        decoder = decoder_of(self.model, memory, memory_mask, fixed or self.fixed_shapes(source, self.beam_size))
+        fixed = fixed or self.fixed_shapes(source, self.beam_size)
+        candidates = None
+        if self.shortlist is not None:
+            candidates, _ = self.shortlist.candidates(source, prefix, fixed=bool(fixed and not fixed.grows))
+        decoder = decoder_of(self.model, memory, memory_mask, fixed, candidates=candidates)
         # The search begins after the last start token. Those before it, in multilingual models, are decoded here.
         rows = ops.shape(source)[0]
         start = self.tokenizer.start(rows) if start is None else ops.broadcast_to(start, (rows, start.shape[0]))
         for index in range(start.shape[1] - 1):
             decoder = decoder_after(decoder, start[:, index])
-        return SearchProblem(decoder, start[:, -1], self.limit(source_length, max_length), EOS_ID)
+        return problem_after(decoder, start[:, -1], self.limit(source_length, max_length))
 
     def limit(self, source_length: Tensor, max_length: Tensor) -> Any:
         """Returns the maximum number of tokens of each output, including EOS: int32 [B]. Empty sources get 0."""
@@ -269,6 +288,14 @@ class TensorTranslator(Immutable):
         shape = tf.shape(ids)
         flat = self.tokenizer.detokenize(tf.reshape(ids, [shape[0] * shape[1], shape[2]]))
         return tf.ensure_shape(tf.reshape(flat, shape[:2]), ids.shape[:2])
+
+
+def check_candidates(model: Transformer) -> None:
+    """Raises `BadInput` if a model's logits are not those of its `pre_softmax`, which are computed for candidates."""
+    for kind, known in ((type(model), Transformer), (type(model.pre_softmax), PositionalEmbedding)):
+        for name in ("logits", "softmax_weights"):
+            if getattr(kind, name) is not getattr(known, name):
+                raise BadInput(f"shortlist: expected a model with the logits of {known.__name__}, got {kind.__name__}")
 
 
 def check_length(name: str, tokens: int, most: int) -> None:

@@ -1,7 +1,7 @@
 """Embeddings, which share their weights with the softmax (section 3.4), with positions (section 3.5)."""
 
 import functools
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
@@ -110,6 +110,17 @@ class PositionalEncoding(PositionedLayer):
     def compute_output_spec(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         # Traced on JAX and PyTorch, x of unknown length would have 83, perhaps more than there are learned positions.
         return keras.KerasTensor(x.shape, self.compute_dtype)
+
+
+class CandidateWeights(NamedTuple):
+    """Linear transformation to the logits of M tokens for each of B sentences."""
+
+    kernel: Any  # [B, d, M]
+    bias: Any  # [B, M], at least float32
+
+    def logits(self, x: Tensor) -> Any:
+        """Returns the logits [B, T, M] of x [B, T, d]."""
+        return ops.cast(ops.matmul(x, self.kernel), self.bias.dtype) + ops.expand_dims(self.bias, 1)
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
@@ -257,13 +268,22 @@ class PositionalEmbedding(PositionedLayer, keras.layers.ReversibleEmbedding):
             return None
         return ops.transpose(ops.cast(self.embeddings, self.compute_dtype))
 
+    def candidate_weights(self, candidates: Tensor) -> "CandidateWeights":
+        """Returns the linear transformation to the logits of some tokens, ids [B, M]. A 0 after the first is none."""
+        kernel = ops.transpose(ops.cast(self.rows(candidates), self.compute_dtype), (0, 2, 1))
+        is_none = (candidates == 0) & (ops.arange(ops.shape(candidates)[1], dtype="int32") > 0)
+        bias = ops.cast(ops.where(is_none, -1e9, 0.0), self.sum_dtype)
+        return CandidateWeights(kernel, bias + ops.take(self.logits_bias, candidates) if self.use_bias else bias)
+
     def logits(self, x: Tensor, softmax_weights: Tensor = None) -> Any:
         """Applies the pre-softmax linear transformation: [B, T, d] -> [B, T, V] in `sum_dtype`.
 
         Args:
             x: Tensor of shape [B, T, d].
-            softmax_weights: Result of `softmax_weights()`, for a loop that computes it once.
+            softmax_weights: Result of `softmax_weights()` or `candidate_weights()`, for a loop that computes it once.
         """
+        if hasattr(softmax_weights, "logits"):
+            return softmax_weights.logits(x)
         if isinstance(x, keras.KerasTensor) and softmax_weights is None:
             # In a functional model this must be a call of the layer, so that the table stays shared.
             return self(x, reverse=True)

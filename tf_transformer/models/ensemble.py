@@ -72,8 +72,8 @@ class Ensemble(keras.Model):
         caches = [model.init_cache(part, slots) for model, part in zip(self.models, memory, strict=True)]
         return [cache for caches_of_model in caches for cache in caches_of_model]
 
-    def softmax_weights(self) -> Any:
-        return [model.softmax_weights() for model in self.models]
+    def softmax_weights(self, candidates: Tensor = None) -> Any:
+        return [model.softmax_weights(candidates) for model in self.models]
 
     def decode_step(
         self,

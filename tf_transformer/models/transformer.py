@@ -206,8 +206,13 @@ class Transformer(KerasModel):
         """Returns caches of all decoder layers for memory [B, S, d], with `slots` target tokens."""
         return [layer.init_cache(memory, slots) for layer in self.decoder_layers]
 
-    def softmax_weights(self) -> Any:
-        """Returns the softmax's weights for a loop of `decode_step`, or `None` if the stored embeddings will do."""
+    def softmax_weights(self, candidates: Tensor = None) -> Any:
+        """Returns the softmax's weights for a loop of `decode_step`, or `None` if the stored embeddings will do.
+
+        With candidates, ids [B, M], logits are [B, T, M].
+        """
+        if candidates is not None:
+            return self.pre_softmax.candidate_weights(candidates)
         # Transposed once per search, and not at every token. In int8 and bfloat16, the matmul with the stored
         # embeddings is at least as fast.
         layer = self.pre_softmax

@@ -23,6 +23,7 @@ from tf_transformer.decoding.search_options import (
     options_of,
     request_options,
 )
+from tf_transformer.decoding.shortlist import Shortlist
 from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.masks import PAD_ID
 from tf_transformer.models.families import stored_family
@@ -170,6 +171,12 @@ class Export(Root):
             translator = translator.with_languages(*(metadata.get(name) for name in LANGUAGES))
             metadata |= dict(zip(LANGUAGES, translator.tokenizer.current_languages(), strict=True))
             metadata["languages"] = ", ".join(translator.tokenizer.languages)
+        shortlist = translator.shortlist
+        if shortlist is not None:
+            # A variable, since a server copies constants whenever it optimizes a graph.
+            parts = [tf.Variable(part, trainable=False) for part in (shortlist.always, shortlist.lists)]
+            translator = translator.replace(shortlist=Shortlist(shortlist.always, parts[1]))
+            metadata["shortlist"] = repr(shortlist)
         graph = _Graph(translator, values, highest, {name: metadata[name] for name in LANGUAGES if name in metadata})
         options = graph.defaults | graph.languages
         signatures = [
@@ -185,6 +192,7 @@ class Export(Root):
         warm = {"serving_default": {}, "translate": {name: (values | metadata)[name] for name in options}}
         limits = values | {"max_beam_size": max_beam_size}
         super().__init__(translator.model, translator.tokenizer, signatures, warm, **metadata, **limits)
+        self.shortlist = [] if shortlist is None else parts
 
 
 class _Graph:
@@ -201,7 +209,7 @@ class _Graph:
         languages: Mapping[str, str],
     ) -> None:
         self.translator, self.tokenizer = translator, translator.tokenizer
-        # Fixed by the export, since outputs of one server's batch must have one shape.
+        # FixedShapes by the export, since outputs of one server's batch must have one shape.
         self.n_best, self.max_length = values["n_best"], values["max_length"]
         self.highest = highest
         self.options = options_of("request")

@@ -31,9 +31,9 @@ class Format:
         title: Name in a sentence.
         base: Directory in which programs keep models of this format.
         dtypes: Dtypes that its weights can have.
-        takes: Features that it can hold: "tasks" (engines of other tasks than translation), "ensemble", "metadata"
-            (such as the step), "scores" (outputs are preserved exactly, so scores measured here can be stored), "check"
-            (a new export can be checked), and names of options that an export fixes.
+        takes: Features that it can hold: "tasks" (engines of other tasks than translation), "ensemble", "shortlist",
+            "metadata" (such as the step), "scores" (outputs are preserved exactly, so scores measured here can be
+            stored), "check" (a new export can be checked), and names of options that an export fixes.
         save: Writes a `Translator`, or a task's engine, to a new path, atomically. `dtype=None` keeps the weights'
             dtype, `checked` checks the result if the format takes "check", and the other options are among `takes`.
         scored_in: Dtype in which its rounded weights are scored. `None` means that of the weights.
@@ -62,7 +62,8 @@ def _save(
     saving.save_export((model.astype(dtype) if dtype else model).export(**options), path, checked)
 
 
-_TAKES = ("tasks", "ensemble", "metadata", "scores", "check", "n_best", "max_length", "max_beam_size", "completions")
+_TAKES = ["tasks", "ensemble", "metadata", "scores", "check", "shortlist"]
+_TAKES += ["n_best", "max_length", "max_beam_size", "completions"]
 # The module that writes it needs TensorFlow, and programs list formats in their help without it.
 SAVED_MODEL = Format("savedmodel", "a SavedModel", "savedmodels", DTYPES, frozenset(_TAKES), _save)
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_transformer import registry
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.search_options import SEARCH_OPTIONS
+from tf_transformer.decoding.shortlist import Shortlist
 from tf_transformer.layers.int8 import policy_of
 from tf_transformer.models.families import Rebuilt, build_model, check_weights, config_of, ensemble_of, tokenizer_of
 from tf_transformer.models.transformer import Transformer
@@ -97,8 +98,11 @@ def check_export(folder: Path, path: str | os.PathLike[str]) -> None:
     say(f"{len(findings)} checks passed in {time.monotonic() - began:.0f} s")
 
 
-def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, list[np.ndarray]]:
-    """Reads the metadata, the tokenizer's `model` and the weights, in the model's order, without loading the graph."""
+def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, list[np.ndarray], list[np.ndarray]]:
+    """Reads the metadata, the tokenizer's `model`, the weights, in the model's order, and the parts of a `Shortlist`.
+
+    It does not load the graph.
+    """
     path = saved_model_of(path)
     described = path / "assets.extra" / "tf_transformer.json"
     if not described.is_file():
@@ -111,13 +115,17 @@ def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, li
         stored = tf.train.load_checkpoint(str(plain / "variables" / "variables"))
         shapes = stored.get_variable_to_shape_map()
         # Before memory is allocated: a damaged index may claim any shape.
-        shapes = {name: shape for name, shape in shapes.items() if name.startswith("weights/")}
+        shapes = {name: shape for name, shape in shapes.items() if name.startswith(("weights/", "shortlist/"))}
         if sum(map(math.prod, shapes.values())) > size_of(path / "variables"):
             raise ValueError("weights larger than their file")
         # The root's list `weights` numbers them, in the order of `model.weights`.
         names = sorted(shapes, key=lambda name: int(name.split("/")[1]))
         try:
-            return metadata, tokenizer, [stored.get_tensor(name) for name in names]
+            weights, shortlist = (
+                [stored.get_tensor(name) for name in names if name.startswith(kind)]
+                for kind in ("weights", "shortlist")
+            )
+            return metadata, tokenizer, weights, shortlist
         except IndexError as error:  # TensorFlow's reader raises it if a file is too short
             raise ValueError(str(error)) from error
 
@@ -125,12 +133,13 @@ def read_export(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, li
 def from_saved_model(path: str | os.PathLike[str]) -> Rebuilt:
     """Reads what `Translator.save` wrote: weights in their stored dtype, tokenizer and defaults."""
     # Not from the graph: it has operations and no layers. The configuration is stored next to it, for this.
-    stored, tokenizer, weights = read_export(path)
+    stored, tokenizer, weights, shortlist = read_export(path)
     expected, models = "an export that this version can read", list[Transformer]()
     with reading(path, expected):
         check_kinds(stored, dict.fromkeys(LIMITS, int))
         names = [name for name, option in SEARCH_OPTIONS.items() if "translator" in option.where and name in stored]
-        options = {name: SEARCH_OPTIONS[name].cast(stored[name]) for name in names}
+        options: dict[str, Any] = {name: SEARCH_OPTIONS[name].cast(stored[name]) for name in names}
+        options |= {"shortlist": Shortlist(*shortlist)} if shortlist else {}
         check_kinds(stored, {"config": dict, "family": str, "dtype": str})
         config = config_of(stored["config"], stored.get("family"))
         keras.dtype_policies.get(policy_of(stored["dtype"]))  # raises for an unknown name

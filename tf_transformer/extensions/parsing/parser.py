@@ -67,6 +67,8 @@ class Parser(Immutable, Engine):
             if name in UNREAD and translator.options.get(name, option.default) != option.default:
                 value = translator.options[name]
                 raise BadInput(f"{name}: expected {option.default}, since a grammar makes the tree, got {value}")
+        if translator.shortlist is not None:
+            raise BadInput("shortlist: expected None, since a grammar makes the tree, got a Shortlist")
         self.translator, self.tokenizer = translator, translator.tokenizer
         self.batch_size = translator.batch_size
         self.max_length: int = translator.model.max_length or MOST

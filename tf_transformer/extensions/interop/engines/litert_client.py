@@ -187,10 +187,12 @@ class _Translator(abc.ABC):
             fitting = [signature for signature in self._signatures if longest <= signature.tokens]
             with self._lock:
                 outputs = fitting[0](rows, values)
-                # The output is empty if it needs more steps than this signature has.
-                if longest and not outputs[-1]["lengths"][0]:
-                    limit = min(longest + self._extra_length, values["max_length"])
-                    outputs = next((long for long in fitting if long.steps >= limit), fitting[-1])(rows, values)
+                # The output is empty if it needs more steps, or candidates of a shortlist, than this signature has.
+                limit = min(longest + self._extra_length, values["max_length"])
+                for signature in [*(long for long in fitting[1:-1] if long.steps >= limit), *fitting[1:][-1:]]:
+                    if not longest or outputs[-1]["lengths"][0]:
+                        break
+                    outputs = signature(rows, values)
             results.update(zip(batch, outputs, strict=True))
         return [(len(ids), results[i]) for i, ids in enumerate(sources)]
 

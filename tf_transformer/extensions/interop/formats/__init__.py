@@ -37,7 +37,7 @@ def _save_portable(
 
 
 # A program lists all formats in its help, so a format's module is imported when it saves.
-_ROUNDED, _PORTABLE = ("float32", "int8"), frozenset({"metadata", "check", "max_length"})
+_ROUNDED, _PORTABLE = ("float32", "int8"), frozenset({"metadata", "check", "max_length", "shortlist"})
 LITERT = Format(
     "litert", "a directory for LiteRT", "litert", _ROUNDED, _PORTABLE, functools.partial(_save_portable, _litert)
 )
@@ -47,7 +47,7 @@ CTRANSLATE2 = Format(
     "a directory for CTranslate2",
     "ctranslate2",
     ("float32", "int8", "int16", "float16", "bfloat16"),
-    frozenset(),
+    frozenset({"shortlist"}),
     _save_ctranslate2,
 )
 ARGOS = Format(

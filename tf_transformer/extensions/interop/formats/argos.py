@@ -13,7 +13,7 @@ from tf_transformer.config import BadInput
 from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.extensions.interop.formats import ctranslate2
-from tf_transformer.extensions.interop.formats.checks import check_convertible
+from tf_transformer.extensions.interop.formats.checks import check_convertible, check_without_shortlist
 from tf_transformer.utils import values
 from tf_transformer.utils.files import new_folder
 from tf_transformer.utils.version import __version__
@@ -47,6 +47,7 @@ def save(
         FileExistsError: If `path` exists.
     """
     check_convertible(translator, ", which CTranslate2 can run")
+    check_without_shortlist(translator, "a package for Argos Translate")
     known: Any = translator  # which has metadata
     metadata = {**known.metadata, **facts}
     languages = [str(metadata.get(name) or "") for name in LANGUAGES]

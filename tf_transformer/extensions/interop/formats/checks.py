@@ -32,6 +32,14 @@ def check_convertible(translator: TensorTranslator, wanted: str) -> None:
     check_finite(translator.model.weights)
 
 
+def check_without_shortlist(translator: TensorTranslator, format: str) -> None:
+    """Raises `BadInput` if a translator has a shortlist, which a format does not hold."""
+    if translator.shortlist is not None:
+        raise BadInput(
+            f"shortlist: expected None, since {format} has none, got a Shortlist. Call replace(shortlist=None)"
+        )
+
+
 def check_layers(model: Transformer) -> None:
     """Checks that every layer computes what the paper's or a family's does, and that all have the same settings.
 

@@ -25,6 +25,7 @@ from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.extensions.interop.families.pieces import ADDED
 from tf_transformer.extensions.interop.families.weights import widen
 from tf_transformer.extensions.interop.formats.checks import check_convertible, check_layers
+from tf_transformer.extensions.interop.shortlist import vocabulary_map
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, UNKNOWN_ID
 from tf_transformer.utils.files import new_folder
 from tf_transformer.utils.lazy import import_extra
@@ -41,8 +42,9 @@ MAX_POSITIONS = 2048  # CTranslate2 reads sources of at most 1,024 tokens by def
 def save(translator: TensorTranslator, path: str | os.PathLike[str], quantization: Quantization | None = None) -> None:
     """Writes a model directory for `ctranslate2.Translator` atomically.
 
-    It holds model.bin, config.json, shared_vocabulary.json (or source_vocabulary.json and target_vocabulary.json) and
-    `Tokenizer.files`: tokenizer.model, source.spm and target.spm, or sentencepiece.bpe.model. Sources are lists of
+    It holds model.bin, config.json, shared_vocabulary.json (or source_vocabulary.json and target_vocabulary.json), the
+    shortlist as vmap.txt, if any, for `use_vmap=True`, and `Tokenizer.files`: tokenizer.model, source.spm and
+    target.spm, or sentencepiece.bpe.model. Sources are lists of
     SentencePiece's tokens, after the token of a language or a code such as ">>fra<<", if any. CTranslate2 adds EOS. See
     docs/guides/ctranslate2.md, and docs/guides/new-language.md for added tokens, which are in tokens.json.
 
@@ -76,6 +78,8 @@ def save(translator: TensorTranslator, path: str | os.PathLike[str], quantizatio
     with new_folder(path) as folder:
         spec.save(str(folder))
         added = {name: content for name, content in tokenizer.vocabularies.items() if name == ADDED}
+        if translator.shortlist is not None:
+            added["vmap.txt"] = vocabulary_map(translator.shortlist, tokenizer).encode()
         for name, content in (tokenizer.files | added).items():
             (folder / name).write_bytes(content)
 

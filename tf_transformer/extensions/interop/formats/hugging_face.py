@@ -19,7 +19,12 @@ from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.decoding.tensor_translator import TensorTranslator, padded
 from tf_transformer.extensions.interop.families.hub import WEIGHTS
 from tf_transformer.extensions.interop.families.marian import family as marian
-from tf_transformer.extensions.interop.formats.checks import check_convertible, check_layers, only
+from tf_transformer.extensions.interop.formats.checks import (
+    check_convertible,
+    check_layers,
+    check_without_shortlist,
+    only,
+)
 from tf_transformer.models.families import family_of_config, family_of_folder
 from tf_transformer.tokenizers.strings import valid
 from tf_transformer.tokenizers.tokenizer import BOS_ID, EOS_ID, FIRST_ID
@@ -65,6 +70,7 @@ def save(
     """
     model: Any = translator.model
     check_convertible(translator, ", as a checkpoint has it")
+    check_without_shortlist(translator, "a checkpoint for `transformers`")
     safetensors = import_extra("safetensors.numpy", "hub", "this format")
     _check_settings(model)
     stored_in = model.dtype_policy.variable_dtype

@@ -7,16 +7,16 @@ import abc
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tf_transformer.config import BadInput
 from tf_transformer.decoding.beams import RULES
-from tf_transformer.decoding.decoder import decoder_after, decoder_of
+from tf_transformer.decoding.decoder import decoder_after, decoder_of, problem_after
 from tf_transformer.decoding.primitives import require_tensorflow, size
-from tf_transformer.decoding.search import OPTIONS, FixedShapes, SearchProblem, beam_search
+from tf_transformer.decoding.search import OPTIONS, FixedShapes, beam_search
 from tf_transformer.decoding.search_options import LANGUAGES, SEARCH_OPTIONS, request_options
 from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.extensions.interop.formats.checks import check_convertible
@@ -112,6 +112,7 @@ class Portable(abc.ABC):
             "tokenizer": tokenizer.fingerprint,
             "parameters": sum(math.prod(weight.shape) for weight in translator.model.weights),
             "dtype": dtype,
+            **({"shortlist": repr(translator.shortlist)} if translator.shortlist else {}),
             **(self.int8_facts if dtype == "int8" else {}),
             "framework_version": __version__,
             "tf_version": tf.__version__,
@@ -141,15 +142,19 @@ def graph_of_ids(
     max_length: int,
     tokens: int | None = None,
     steps: int | None = None,
-    weights: Tensor = None,
+    weights_of: Callable[[Tensor], Any] = lambda candidates: None,
+    most_candidates: int | None = None,
 ) -> Any:
     """Returns a `tf.function` from ids of B sources to the `Hypotheses` of all, those of a source in a row.
 
     The other inputs have shape [1]: n_best, `INPUTS` and, for a multilingual model, the id of the target language. The
     id of the source language is the first one of a source. With `tokens`, sources have this length, without language
-    and EOS, and B is 1. With `steps`, the cache has room for so many from the start, otherwise it grows.
+    and EOS, and B is 1. With `steps`, the cache has room for so many from the start, otherwise it grows. `weights_of`
+    returns the softmax's weights for the candidates of a shortlist, or for `None`. By default they are the model's. A
+    source with more than `most_candidates`, besides those of every source, has an empty output.
     """
     model, beams, codes = translator.model, translator.beam_size, translator.tokenizer.num_language_tokens
+    shortlist = translator.shortlist
 
     def translate(source: tf.Tensor, n_best: tf.Tensor, *values: tf.Tensor) -> dict[str, tf.Tensor]:
         options: dict[str, Any] = {}
@@ -162,11 +167,16 @@ def graph_of_ids(
         limit = translator.limit(length, tf.minimum(options.pop("max_length"), max_length))
         memory, mask, _ = model.encode(source)
         fixed = FixedShapes(beams, steps) if steps else FixedShapes(beams, tf.reduce_max(limit), grows=True)
-        decoder, start = decoder_of(model, memory, mask, fixed, weights), tf.fill(tf.shape(length), BOS_ID)
+        candidates = None
+        if shortlist is not None:
+            candidates, has_more = shortlist.candidates(source, fixed=not fixed.grows, most=most_candidates)
+            limit = tf.where(has_more, 0, limit)
+        decoder = decoder_of(model, memory, mask, fixed, weights_of(candidates), candidates)
+        start = tf.fill(tf.shape(length), BOS_ID)
         for language in values[len(INPUTS) :]:
             decoder, start = decoder_after(decoder, start), tf.broadcast_to(language, tf.shape(length))
         outputs = beam_search(
-            SearchProblem(decoder, start, limit, EOS_ID),
+            problem_after(decoder, start, limit),
             n_best=beams,
             exact_n=n_best[0],
             **{name: translator.options[name] for name in OPTIONS} | options,

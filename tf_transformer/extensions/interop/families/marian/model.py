@@ -108,4 +108,4 @@ class MarianTransformer(Transformer):
     def decode_step(self, *args: Any, **kwargs: Any) -> Any:
         # A search must not choose padding or BOS.
         logits, *others = super().decode_step(*args, **kwargs)
-        return ops.where(ops.arange(self.config.vocab_size, dtype="int32") < CONTROLS, -1e9, logits), *others
+        return ops.where(ops.arange(ops.shape(logits)[-1], dtype="int32") < CONTROLS, -1e9, logits), *others

@@ -358,7 +358,7 @@ class SSRUTransformer(MarianTransformer):
 
     def decode_step(self, *args: Any, **kwargs: Any) -> Any:
         logits, *others = super().decode_step(*args, **kwargs)
-        return ops.where(ops.arange(self.config.vocab_size, dtype="int32") == UNKNOWN_ID, -1e9, logits), *others
+        return ops.where(ops.arange(ops.shape(logits)[-1], dtype="int32") == UNKNOWN_ID, -1e9, logits), *others
 
 
 # Mozilla's students.
