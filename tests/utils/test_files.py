@@ -392,6 +392,8 @@ def test_compressed_files_are_not_read_as_text(kind, name, tmp_path):
             read(tmp_path / name)
     with pytest.raises(tt.BadInput, match="text: expected text, plain or"):
         list(lines.lines_in(io.BytesIO(CODED[kind])))
+    with pytest.raises(tt.BadInput, match=rf"{name}: expected text, plain or"):
+        lines.read_range(lines.LineRange(str(tmp_path / name), 0, 0, 99))
     (tmp_path / "packed.gz").write_bytes(gzip.compress(CODED[kind]))
     with pytest.raises(tt.BadInput, match=r"packed\.gz: expected text"):
         list(lines.lines_of(tmp_path / "packed.gz"))

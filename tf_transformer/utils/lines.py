@@ -79,21 +79,21 @@ def _is_binary(start: bytes) -> bool:
 def lines_of(path: str | os.PathLike[str], digest: Any = None) -> Iterator[bytes]:
     """Yields the lines of a plain or .gz file, like `lines_in`."""
     with open_text(path) as file:
-        yield from lines_in(file, digest)
+        yield from lines_in(file, digest, name=os.fspath(path))
 
 
-def lines_in(file: Iterable[bytes], digest: Any = None, is_start: bool = True) -> Iterator[bytes]:
+def lines_in(file: Iterable[bytes], digest: Any = None, is_start: bool = True, name: str = "text") -> Iterator[bytes]:
     """Yields the lines of an open text, without their ends and without a byte order mark at the start of the file.
 
     Only a newline ends a line, perhaps after a carriage return. Other separators belong to it, so line N of a source
     file matches line N of its target file, whatever characters they contain. `digest`, of hashlib, is updated with all
-    bytes. `is_start` is whether `file` begins with the first line.
+    bytes. `is_start` is whether `file` begins with the first line. `name` is the file's, for messages.
     """
     start, is_known = b"", not is_start
     for line in file:
         if not is_known:
             start = (start + line)[:_START]
-            check_plain(start, "text")
+            check_plain(start, name)
             is_known = len(start) == _START
         if digest is not None:
             digest.update(line)
@@ -277,7 +277,8 @@ def read_range(lines: LineRange) -> list[bytes]:
     """Reads the lines of a range, like `lines_in`, or raises `BadInput` if the file has become shorter."""
     with open(lines.path, "rb") as file:
         file.seek(lines.offset)
-        texts = list(lines_in(itertools.islice(file, lines.count), is_start=not lines.offset))
+        rows = itertools.islice(file, lines.count)
+        texts = list(lines_in(rows, is_start=not lines.offset, name=lines.path))
     if len(texts) < lines.count:
         raise BadInput(f"{lines.path}: expected {lines.first + lines.count:,} lines, got {lines.first + len(texts):,}")
     return texts

@@ -215,7 +215,8 @@ def test_other_peoples_folders_are_unchanged(corpus, tmp_path):
 
 def test_hostile_lines(corpus, tmp_path):
     chance = random.Random(3)
-    texts = [kind(chance).replace(b"\n", b" ") for kind in hostile.KINDS for _ in range(20)]
+    texts = [b"word " * 200]  # A file that begins with binary data is refused.
+    texts += [kind(chance).replace(b"\n", b" ") for kind in hostile.KINDS for _ in range(20)]
     texts += [b"", b"\xff\xfe broken \xc3", b"word " * 30_000, b"fine\r"]
     pairs = [(text, b"gut") for text in texts] + [(b"good", text) for text in texts]
     shards = write((pairs, corpus[1]), tmp_path)
