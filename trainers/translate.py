@@ -107,9 +107,11 @@ def translate_file(args: argparse.Namespace, ending: str) -> None:
 
 def translate_document(args: argparse.Namespace) -> None:
     """Translates one file, or standard input, as a document."""
-    with contextlib.nullcontext(sys.stdin.buffer) if args.source == "-" else open_text(args.source) as file:
+    with (
+        contextlib.nullcontext(sys.stdin.buffer) if args.source == "-" else open_text(args.source, utf_8=False) as file
+    ):
         content = file.read()
-        check_plain(content[:512], "standard input" if args.source == "-" else args.source)
+        check_plain(content, "standard input" if args.source == "-" else args.source, utf_8=False)
     format = args.document or FORMATS[0]
     try:
         text, encoding = decoded(content, format)

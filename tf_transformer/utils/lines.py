@@ -44,28 +44,33 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # one text fi
 
 
 @contextlib.contextmanager
-def open_text(path: str | os.PathLike[str]) -> Iterator[gzip.GzipFile | io.BufferedReader]:
+def open_text(path: str | os.PathLike[str], utf_8: bool = True) -> Iterator[gzip.GzipFile | io.BufferedReader]:
     """Opens a plain or .gz file for reading bytes. A damaged .gz raises `BadInput` inside the block.
 
-    Other compressed and binary files raise it at once, since they would be read as lines of nonsense.
+    Other compressed files raise it at once, and binary files unless they may be texts of another encoding than UTF-8,
+    since they would be read as lines of nonsense.
     """
     path = user_path(path)
     if path.is_dir() or not path.exists():
         raise FileNotFoundError(f"expected a text file, found none at {path}")
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
-            check_plain(file.peek(_START)[:_START], str(path))
+            check_plain(file.peek(_START), str(path), utf_8)
             yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BadInput(f"{path}: expected a whole gzip file, got a damaged one: {error}") from error
 
 
-def check_plain(start: bytes, name: str) -> None:
-    """Raises `BadInput` if a file begins like a compressed or another binary one. `name` is the file's."""
+def check_plain(content: bytes, name: str, utf_8: bool = True) -> None:
+    """Raises `BadInput` if a file's content, or its first bytes, begin like a compressed or another binary file.
+
+    `name` is the file's. Documents, for example in UTF-16, may be in other encodings than `utf_8`.
+    """
+    start = content[:_START]
     for kind, (pattern, action) in NO_TEXT.items():
         if re.match(pattern, start, re.DOTALL):
             raise BadInput(f"{name}: expected text, plain or .gz, got {kind}. {action}")
-    if _is_binary(start):
+    if utf_8 and _is_binary(start):
         raise BadInput(f"{name}: expected text, plain or .gz, got binary data. Convert it to plain text in UTF-8")
 
 
