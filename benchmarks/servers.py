@@ -139,7 +139,10 @@ class Server:
 
 def family(pid: int) -> list[int]:
     """Returns a process and all that it has started."""
-    children = [child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+    children = list[str]()
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # The thread may have ended.
+            children += file.read_text().split()
     return [pid, *(each for child in children for each in family(int(child)))]
 
 

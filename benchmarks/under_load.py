@@ -114,12 +114,12 @@ def of_servers(args, texts: list[str]) -> list[dict]:
     """Measures servers of several exports in turn."""
     lines, running = [], list[tuple[str, servers.Server, list[str]]]()
     try:
-        for export in args.serve:
+        for export, name in zip(args.serve, names_of(args.serve), strict=True):
             ours = servers.kind_of(export) not in (servers.CTRANSLATE2, servers.LIBRETRANSLATE)
             for number, command in enumerate(args.commands if ours else args.commands[:1]):
                 words = args.options.split() if number == 0 else []
                 server = servers.Server(export, args.languages, args.libretranslate, words, command, args.timeout)
-                running.append((server.kind + f" {number}" * bool(number), server, []))
+                running.append((name + f" {number}" * bool(number), server, []))
                 server.wait()
                 running[-1][2][:] = [server.translate([text])[0] for text in texts]
         for turn, clients, (name, server, expected) in itertools.product(range(args.rounds), args.clients, running):
@@ -138,6 +138,12 @@ def of_servers(args, texts: list[str]) -> list[dict]:
         for _, server, _ in running:
             server.stop()
     return lines + [say(line) for line in medians(lines)]
+
+
+def names_of(exports: list[str]) -> list[str]:
+    """Returns the kind of each export, with its path if several have this kind."""
+    kinds = [str(servers.kind_of(export)) for export in exports]
+    return [f"{kind} {export}" if kinds.count(kind) > 1 else kind for kind, export in zip(kinds, exports, strict=True)]
 
 
 def documents(texts: list[str]) -> list[str]:

@@ -177,5 +177,7 @@ def test_servers_are_compared_in_a_bounded_number_of_requests(tmp_path, capsys):
     assert [line["answers"] for line in lines] == [10] * 6 + [30] * 2
     assert 0 < sum(line["wrong"] for line in lines[:6]) < 60 and not any(line["errors"] for line in lines)
     assert lines[-1]["p50_ms"] == sorted(line["p50_ms"] for line in lines[1:6:2])[1]
+    names = ["litert", "libretranslate a.argosmodel", "libretranslate b.argosmodel"]
+    assert under_load.names_of([str(tmp_path), "a.argosmodel", "b.argosmodel"]) == names
     sentences, words = under_load.documents(["Two doors.", "A, b!"])
     assert sentences.count(".") == 3_400 and len(words) == 32_000 and "." not in words
