@@ -230,10 +230,17 @@ def test_the_program_hands_it_over(text, tmp_path, capsys, monkeypatch):
 def test_export_of_a_checkpoint(tmp_path, capsys):
     ctranslate2 = pytest.importorskip("ctranslate2")
     argv = ["--pretrained", f"{TRAINED}/", "--base", str(tmp_path), "--format", "ctranslate2"]  # named as its folder
-    export.main(argv)
-    assert "trained/; 54,639 parameters\nwriting ...\npublished " in capsys.readouterr().out
+    piece = next(piece for piece in json.loads((TRAINED / "vocab.json").read_text()) if piece.startswith("▁"))
+    (tmp_path / "lex").write_text(f"{piece} {piece} 0.5\n")
+    export.main([*argv, "--shortlist", str(tmp_path / "lex"), "12", "3"])
+    printed = capsys.readouterr().out
+    assert "a shortlist of 16 tokens, and up to " in printed
+    assert "; 54,639 parameters\nwriting ...\npublished " in printed
     assert ctranslate2.Translator(str(tmp_path / "trained/1")) and (tmp_path / "trained/1/source.spm").exists()
+    assert (tmp_path / "trained/1/vmap.txt").exists()
     for more, message in (
+        (["--shortlist", "lex", "many"], "--shortlist: expected a file and up to two numbers, got lex many"),
+        (["--shortlist", "lex", "--format", "transformers"], "shortlist"),
         (["--run", "x"], "not allowed with"),
         (["--average-last", "3"], "--average-last: expected --run"),
         (["--pretrained", "/"], "--name: expected one, since / has none for a server"),
