@@ -236,7 +236,7 @@ def test_a_start_with_other_weights_is_an_error(corpus, translator, tmp_path, mo
         tt.Trainer(tmp_path / "run", config, corpus, RECIPE, start=deep)
     assert not (tmp_path / "run").exists()
     stored = dict.fromkeys(saving.LIMITS, 1) | {"config": config.to_dict(), "dtype": "float32"}
-    export = stored, translator.tokenizer.model, [np.array(weight) for weight in deep.model.weights]
+    export = stored, translator.tokenizer.model, [np.array(weight) for weight in deep.model.weights], None
     monkeypatch.setattr(saving, "read_export", lambda path: export)
     with pytest.raises(tt.BadInput, match=f"^export: {message}"):
         saving.from_saved_model("export")
