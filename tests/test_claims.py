@@ -229,7 +229,8 @@ def test_verdicts_are_those_of_intervals(monkeypatch):
     groups = {name: plan.seeds(2, config=config) for name, config in changes.items()}
     monkeypatch.setattr(page, "experiments", lambda lines: {"regularization": groups})
     lines = [line_of(trial, 30.0, list(row)) for trial, row in zip(groups["0.1"], samples, strict=True)]
-    assert "**Not run yet.**" in page.render("regularization", lines)
+    assert "**Not run yet.**" in page.render("regularization", [])
+    assert "**Run in part.**" in page.render("regularization", lines)
     lines += [line_of(trial, 28.0, list(row - 2)) for trial, row in zip(groups["dropout 0.0"], samples, strict=True)]
     assert "**Run in part.**" in page.render("regularization", lines)
     lines += [line_of(groups["label_smoothing 0.0"][0], 29.0, list(samples[0] + 3))]

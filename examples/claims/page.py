@@ -147,7 +147,7 @@ def verdicts(name: str, by_label: dict[str, Result]) -> tuple[str, dict[str, tup
     claims = {claim: verdict(claim, by_label) for claim in CLAIMS[name]}
     states = [state for state, _ in claims.values()]
     outcome = min(states, key=(NOT_RUN, FAILS, HOLDS).index, default="for the other experiments")
-    return PARTLY if outcome == NOT_RUN and {*states} != {NOT_RUN} else outcome, claims
+    return PARTLY if outcome == NOT_RUN and by_label else outcome, claims
 
 
 def render(name: str, lines: list[Line]) -> str:
