@@ -48,6 +48,11 @@ class Shortlist:
         """Number of different tokens in `lists`."""
         return int(np.count_nonzero(np.unique(np.asarray(self.lists))))
 
+    @property
+    def nbytes(self) -> int:
+        """Size of both attributes in bytes."""
+        return 4 * (len(self.always) + self.lists.shape[0] * self.lists.shape[1])
+
     def __repr__(self) -> str:
         return f"{len(self.always)} tokens, and up to {self.lists.shape[1]} for each source token"
 

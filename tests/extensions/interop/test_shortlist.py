@@ -151,7 +151,8 @@ def test_files(translator, tmp_path):
         (pieces[305], pieces[311], "0"),
     ]
     path.write_bytes(gzip.compress("".join("\t".join(line) + "\n" for line in lines).encode()))
-    shortlist = read_shortlist(path, translator, first=2, best=2)
+    with pytest.warns(UserWarning, match="1 of 5 lines have other tokens than this model, and are ignored"):
+        shortlist = read_shortlist(path, translator, first=2, best=2)
     pieces_of_text = [id for id in range(4, 350) if not pieces[id].startswith("<0x")]
     assert shortlist.always.tolist() == [0, 1, 2, 3, *pieces_of_text[:2]]
     assert shortlist.lists[310].tolist() == [310, 301, 300]  # and its own text
@@ -180,9 +181,14 @@ def test_a_bad_line_is_refused(name, translator, tmp_path):
 
 
 def test_what_does_not_fit_is_refused(translator, tmp_path):
-    (tmp_path / "lex").write_text("nothing known 0.5\n")
-    with pytest.raises(tt.BadInput, match="lex: expected lines with tokens of the vocabularies, got none"):
-        read_shortlist(tmp_path / "lex", translator)
+    pieces = translator.tokenizer.tokens(range(350))
+    known = f"{pieces[300]} {pieces[310]} 0.5\n"
+    for text, got in (("nothing known 0.5\n", "0 of 1"), (known + 2 * "nothing known 0.5\n", "1 of 3")):
+        (tmp_path / "lex").write_text(text)
+        with pytest.raises(tt.BadInput, match=f"lex: expected lines with tokens of the vocabularies, got {got}"):
+            read_shortlist(tmp_path / "lex", translator)
+    (tmp_path / "lex").write_text(known)
+    assert read_shortlist(tmp_path / "lex", translator, best=10**9).lists.shape[1] <= 2
     always, lists = np.arange(9, dtype="int32"), np.full((350, 1), 30, "int32")
     lists[0] = 0
     for parts, message in (

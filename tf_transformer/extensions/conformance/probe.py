@@ -285,6 +285,7 @@ def client(path: str) -> Iterator[Finding]:
     yield finding(f"no output has more than {max_length} tokens", [ids[:9] for ids in long if len(ids) > max_length])
 
     size, weights = (Path(path) / translator.MODEL).stat().st_size, metadata["parameters"] * BYTES[metadata["dtype"]]
+    weights += metadata.get("shortlist_bytes", 0)
     message = f"{translator.MODEL} takes {size:,} bytes for {weights:,} of weights"
     yield finding(message, ["more than a tenth and 1,000,000 more"] * (size > 1.1 * weights + 1_000_000))
     foreign = {"keras", "tensorflow", "tf_transformer"} & set(sys.modules)

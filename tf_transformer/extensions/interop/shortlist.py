@@ -6,6 +6,7 @@ Each line has a target token, a source token and a probability, such as `▁Haus
 import gzip
 import os
 import re
+import warnings
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from tf_transformer.utils.values import Count, Natural, checked, shown
 
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 PAIRS = 10_000  # pairs of sentences whose links are in memory
+NULL = "NULL"  # Marian's token for no token
+SHARE = 0.99  # of lines with known tokens below which a file may be another model's
 LEAST = 1e-3  # lower probabilities are not written
 
 
@@ -32,7 +35,7 @@ def read_shortlist(
     """Reads the shortlist of a translator, for `translator.replace(shortlist=)`.
 
     As in Marian, a source token's text is a candidate too, if the target's vocabulary has it. Lines of tokens outside
-    of the vocabularies are ignored.
+    of the vocabularies are ignored, with a warning if there are many.
 
     Args:
         path: File, plain or .gz.
@@ -42,7 +45,7 @@ def read_shortlist(
 
     Raises:
         FileNotFoundError: If the file is missing.
-        BadInput: If a line has another form, or no line has tokens of the vocabularies.
+        BadInput: If a line has another form, or most lines have no tokens of the vocabularies.
     """
     tokenizer, config = translator.tokenizer, translator.model.config
     source_size = getattr(config, "source_vocab_size", None) or config.vocab_size
@@ -52,6 +55,7 @@ def read_shortlist(
         {token: id for id, token in enumerate(tokens) if id >= FIRST_ID} for tokens in (source_tokens, target_tokens)
     )
     columns: tuple[Any, ...] = array("i"), array("i"), array("d")
+    number = known = null = 0
     for number, line in enumerate(lines_of(path), 1):
         try:
             target, source, text = (part.decode() for part in line.split())
@@ -61,15 +65,22 @@ def read_shortlist(
         except ValueError as error:
             expected, got = "a target, a source and a probability", shown(line.decode("utf-8", "replace"))
             raise BadInput(f"{path}: line {number}: expected {expected}, got {got}") from error
+        known += source in sources and target in targets
+        null += NULL in (source, target)
         if source in sources and target in targets and probability > 0:
             for column, value in zip(columns, (sources[source], targets[target], probability), strict=True):
                 column.append(value)
-    if not columns[0]:
-        raise BadInput(f"{path}: expected lines with tokens of the vocabularies, got none")
+    # A file of another model has tokens in common with this one, and its candidates are wrong.
+    if 2 * known < number - null or not columns[0]:
+        raise BadInput(f"{path}: expected lines with tokens of the vocabularies, got {known:,} of {number - null:,}")
+    if known < SHARE * (number - null):
+        ignored = f"{number - null - known:,} of {number - null:,} lines have other tokens than this model"
+        warnings.warn(f"{path}: {ignored}, and are ignored. Is it another model's?", stacklevel=3)
     source_ids, target_ids, probabilities = map(np.array, columns)
     order = np.lexsort((target_ids, -probabilities, source_ids))
     source_ids, target_ids = source_ids[order], target_ids[order]
     rank = np.arange(len(order)) - np.searchsorted(source_ids, source_ids)
+    best = min(best, int(rank.max()) + 1)
     lists = np.zeros((source_size, best + 1), np.int32)
     used = rank < best
     lists[source_ids[used], rank[used]] = target_ids[used]

@@ -112,7 +112,7 @@ class Portable(abc.ABC):
             "tokenizer": tokenizer.fingerprint,
             "parameters": sum(math.prod(weight.shape) for weight in translator.model.weights),
             "dtype": dtype,
-            **({"shortlist": repr(translator.shortlist)} if translator.shortlist else {}),
+            **({"shortlist": repr(short), "shortlist_bytes": short.nbytes} if (short := translator.shortlist) else {}),
             **(self.int8_facts if dtype == "int8" else {}),
             "framework_version": __version__,
             "tf_version": tf.__version__,
