@@ -56,7 +56,7 @@ def main(argv=None) -> dict:
 
 
 def prepared(layer: str, n: int, d: int, head: int, args):
-    """Compiles one layer's forward pass on x [1, n, d], or with the gradients of its sum."""
+    """Compiles one layer's forward pass on x [1, n, d], or with the gradients of the sum of its squares."""
     import tensorflow as tf
 
     forward = function_of(layer, d, head, args)
@@ -64,7 +64,8 @@ def prepared(layer: str, n: int, d: int, head: int, args):
     def both(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            total = tf.reduce_sum(forward(x))
+            # Its gradient needs the outputs, so that the forward pass is not dropped from the graph.
+            total = tf.nn.l2_loss(forward(x))
         of_x, *of_weights = tape.gradient(total, [x, *tape.watched_variables()])
         # So that no gradient is dropped from the graph.
         with tf.control_dependencies(of_weights):
