@@ -216,6 +216,8 @@ def test_crossings_are_those_of_lines_in_the_logarithm():
         math.inf,
         0,
     )
+    twice = [page.Result([], value, np.full(3, value)) for value in (29, 31, 29, 31)]
+    assert page.crossing(twice, curve(30, 0.0, np.zeros(3)), marks)[:3] == pytest.approx([2_000 * 2**0.5] * 3)
     assert page.crossing(curve(31, 1.0, noise / 9), curve(30, 1.0, noise / 9), marks)[:3] == (500, 500, 500)
 
 

@@ -81,8 +81,8 @@ class Baseline(Transformer):
         assert encoded
         new = ops.cast(target, "float32")[:, None, :, None]
         slots = slots.write(slot, KeyValue(new, new))
-        # A hypothesis sees as many slots as it has tokens. Top-k of 0 and 1 returns them in order. In a search of fixed
-        # shapes, which JAX needs, others follow. A causal decoder does not see them.
+        # A hypothesis sees one slot for each of its tokens. Top-k of 0 and 1 returns them in order. Others follow in a
+        # search of fixed shapes, which JAX needs. A causal decoder does not see them.
         newest = ops.reshape(position, (1,))
         fixed = keras.backend.backend() != "tensorflow"
         length = ops.shape(attention_mask)[-1] // K if fixed else newest[0] + 1

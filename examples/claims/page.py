@@ -56,11 +56,12 @@ COLUMNS = {
 }
 SCORES = {"parsing": "F1"}  # BLEU for others
 FORMATS = {"parameters": ",.0f", "seconds": ",.0f", "flop": ".1e"}
+# Pictures have these axes, or bars.
 AXES = {
     "cost": ("flop", "seconds"),
     "curves": ("flop", "core_hours"),
     "parsing": ("trees",),
-}  # of pictures. Others have bars.
+}
 
 
 class Result(NamedTuple):
@@ -88,7 +89,7 @@ def results(name: str, lines: list[Line]) -> dict[str, Result]:
 
 
 def column_of(line: Line, name: str) -> float | None:
-    """Returns a field of a line or of its trial. `core_hours` is the time of its FLOP on one core, as measured."""
+    """Returns a field of a line or of its trial. `core_hours` is the measured time of its FLOP on one core."""
     fields = line | line["trial"]
     if name == "core_hours" and "flop" in line:
         return fields["flop"] / KINDS[fields.get("model", BASE.model)].flops_per_second / 3_600

@@ -425,6 +425,6 @@ OTHERS = [
 
 @pytest.mark.parametrize("text", LOOKING + OTHERS, ids=lambda text: repr(text[:12]))
 def test_texts_that_only_look_compressed_are_read(text, tmp_path):
-    """Those in other encodings, too, whose first bad line has a number."""
+    """The first bad line of a text in another encoding has a number."""
     (tmp_path / "text").write_bytes(text)
     assert len(list(lines.lines_of(tmp_path / "text"))) == text.count(b"\n") + bool(text and not text.endswith(b"\n"))

@@ -154,7 +154,7 @@ print("after", file=sys.stderr)
 
 @pytest.mark.parametrize("chosen", [None, "0", "2"])
 def test_the_log_level_of_the_program_around_stays(chosen, monkeypatch):
-    """Its children, too, have the level that the user chose, or none. test_names.py starts such a program."""
+    """Its children have the level that the user chose, or none. test_names.py starts such a program."""
     for name in ("keras", "tensorflow"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.delenv(terminal.LOG_LEVEL, raising=False)

@@ -35,7 +35,7 @@ from tf_transformer.utils.values import Count, Seed, check_fields, checked, conv
 
 Files = Sequence[str | os.PathLike[str]]
 TOY_LANGUAGES = ("en", "de")
-TOY = "grammar"  # the toy corpus in config.json of runs. The name stays, or runs of earlier versions could not resume.
+TOY = "grammar"  # the toy corpus in config.json of runs, also of earlier versions
 
 
 @dataclass(frozen=True)

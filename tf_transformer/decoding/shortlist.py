@@ -36,7 +36,7 @@ class Shortlist:
         always, lists = (np.asarray(part) for part in (self.always, self.lists))
         if wrong := [part.dtype for part in (always, lists) if part.dtype != np.int32]:
             raise BadInput(f"shortlist: expected ids in int32, got {wrong[0]}")
-        # The control ids are the indices of these candidates, too.
+        # The control ids are also the indices of these candidates.
         if always.ndim != 1 or always[:4].tolist() != [0, 1, 2, 3] or len(np.unique(always)) < len(always):
             raise BadInput(f"always: expected different ids that begin with 0, 1, 2, 3, got {always.tolist()!r:.60}")
         # Those of padding would depend on the batch.
@@ -61,12 +61,12 @@ class Shortlist:
     ) -> tuple[Any, Any]:
         """Returns the candidates of source ids [B, S], int32 [B, M], and whether a sentence has more, bool [B].
 
-        They are `always`, then the other ids, descending, then zeros. A sentence's depend on its own ids only.
+        They are `always`, then the other ids, descending, then zeros. A sentence's candidates depend on its ids only.
 
         Args:
             source: Ids of sentences.
             prefix: Ids [B, P] that are candidates too.
-            fixed: Whether M depends on sizes only. Otherwise it is the least that holds all candidates.
+            fixed: Whether M depends on sizes only. Otherwise it is the number of candidates, rounded up.
             most: Number of candidates besides `always`, if it is fixed. `None` means that no sentence has more.
         """
         B, N = size(source, 0), len(self.always)

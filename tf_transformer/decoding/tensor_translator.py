@@ -201,9 +201,8 @@ class TensorTranslator(Immutable):
         """Returns problem and options of a search from those of a request."""
         values = {name: self.options[name] for name in OPTIONS} | dict(options)
         if fixed is None and not ON_TENSORFLOW:
-            fixed = self.fixed_shapes(
-                source, int(ops.convert_to_numpy(ops.max(values["beam_size"])))
-            )  # the widest row's
+            widest = int(ops.convert_to_numpy(ops.max(values["beam_size"])))
+            fixed = self.fixed_shapes(source, widest)
         return self.problem(source, source_length, values.pop("max_length", MOST), start, fixed, prefix), values
 
     def fixed_shapes(self, source: Tensor, beams: int, longest: int | None = None) -> FixedShapes | None:

@@ -107,7 +107,7 @@ class SavedModel(Engine):
         (self._text,) = strings
         inputs = signatures["translate"].structured_input_signature[1] if "translate" in signatures else {}
         self.call_options = tuple(name for name in SEARCH_OPTIONS if name in inputs)
-        # All exports of this package have `model_info`, those of other tasks under signatures of their own.
+        # All exports of this package have `model_info`, and those of other tasks have other signatures.
         self.translates = "translate" in signatures or "model_info" not in signatures
         self.aligns = {"translate_details", "tokenize", "detokenize"} <= signatures.keys()
         limits = {"beam_size": "max_beam_size", "max_length": "max_length", "n_best": "n_best"}

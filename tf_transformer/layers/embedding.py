@@ -269,7 +269,7 @@ class PositionalEmbedding(PositionedLayer, keras.layers.ReversibleEmbedding):
         return ops.transpose(ops.cast(self.embeddings, self.compute_dtype))
 
     def candidate_weights(self, candidates: Tensor) -> "CandidateWeights":
-        """Returns the linear transformation to the logits of some tokens, ids [B, M]. A 0 after the first is none."""
+        """Returns the linear transformation to the logits of some tokens, ids [B, M]. After the first, 0 is padding."""
         kernel = ops.transpose(ops.cast(self.rows(candidates), self.compute_dtype), (0, 2, 1))
         is_none = (candidates == 0) & (ops.arange(ops.shape(candidates)[1], dtype="int32") > 0)
         bias = ops.cast(ops.where(is_none, -1e9, 0.0), self.sum_dtype)

@@ -37,7 +37,7 @@ NO_TEXT = {
     "a PDF": (rb"%PDF-\d", "Convert it with pdftotext"),
     "Parquet": (rb"PAR1[\0-\x1f]", "Pass it as --parquet or a tt.sources.ParquetSource"),
 }
-# Bytes of control characters that no text has. Others, such as a form feed, stand in files that people write.
+# Bytes of control characters that no text has. Texts can have others, such as a form feed.
 _CONTROL = re.compile(rb"[\0-\x06\x0e-\x19\x7f]")
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # one text file or several
@@ -75,7 +75,7 @@ def check_plain(content: bytes, name: str, utf_8: bool = True) -> None:
 
 
 def _is_binary(start: bytes) -> bool:
-    """Returns whether an eighth of a file's first bytes, some of them control characters, are no text in UTF-8."""
+    """Returns whether an eighth of a file's first bytes, some of them control characters, are not UTF-8."""
     # A text in another encoding has no control characters. Its first bad line is reported with its number.
     controls, wrong = len(_CONTROL.findall(start)), len(start) - len(start.decode(errors="ignore").encode())
     return controls > 2 and 8 * (controls + wrong) > len(start)

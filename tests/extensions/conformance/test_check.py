@@ -190,6 +190,14 @@ def test_other_exports_have_no_check(tmp_path, capsys):
     assert ended.value.code == 2 and capsys.readouterr().err.endswith(line)
 
 
+def test_a_name_stands_for_its_newest_version(tmp_path, monkeypatch):
+    for file in ("1/model.tflite", "10/model.onnx", "9/saved_model.pb"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).touch()
+    monkeypatch.setattr(module, "_run", lambda kind, path: [(kind, path)])
+    assert check(tmp_path) == [("client", tmp_path / "10")]
+
+
 def test_a_process_that_dies_is_a_failure(with_an_asset, monkeypatch):
     monkeypatch.setattr(module.sys, "executable", "false")
     assert Finding("FAIL", "the process that called it ended with 1: no message") in check(with_an_asset)

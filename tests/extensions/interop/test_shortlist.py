@@ -180,6 +180,13 @@ def test_a_bad_line_is_refused(name, translator, tmp_path):
     assert "\n" not in str(raised.value)
 
 
+def test_a_lexicon_is_of_texts(translator, tmp_path):
+    for sources, targets in (([1], ["a"]), (["a"], [b"a"]), (["a"], [])):
+        with pytest.raises(tt.BadInput, match="^(sources|targets): expected "):
+            write_lexicon(tmp_path / "lex", translator.tokenizer, sources, targets)
+    assert not (tmp_path / "lex").exists()
+
+
 def test_what_does_not_fit_is_refused(translator, tmp_path):
     pieces = translator.tokenizer.tokens(range(350))
     known = f"{pieces[300]} {pieces[310]} 0.5\n"

@@ -25,12 +25,14 @@ from typing import Any
 
 if __package__:
     from tf_transformer.extensions.conformance.probe import HALF_TOLERANCE, TOLERANCE, Finding, finding
+    from tf_transformer.utils.folders import EXPORTS, newest
     from tf_transformer.utils.terminal import quiet_import
 else:
     # Run as a file, where the package may not be installed.
     from probe import HALF_TOLERANCE, TOLERANCE, Finding, finding  # type: ignore[no-redef]
 
     quiet_import = contextlib.nullcontext  # type: ignore[assignment]
+    EXPORTS, newest = (), lambda path, *files: path  # type: ignore[assignment]
 
 # A server has all of TensorFlow's own ops, and the ops of tensorflow-text, which it links in.
 TEXT_OPS = (
@@ -50,6 +52,7 @@ def check(path: str | os.PathLike[str]) -> list[Finding]:
         FileNotFoundError: If the directory does not contain one.
     """
     path = Path(os.path.expanduser(path)).absolute()
+    path = newest(path, *EXPORTS) or path
     if any((path / name).is_file() for name in ("model.tflite", "model.onnx")):
         return list(_run("client", path))
     if not (path / "saved_model.pb").is_file():

@@ -8,12 +8,13 @@ import os
 import re
 import warnings
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tf_transformer.config import BadInput
+from tf_transformer.data.sources import texts_of
 from tf_transformer.decoding.shortlist import Shortlist
 from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, Tokenizer
@@ -24,7 +25,7 @@ from tf_transformer.utils.values import Count, Natural, checked, shown
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 PAIRS = 10_000  # pairs of sentences whose links are in memory
 NULL = "NULL"  # Marian's token for no token
-SHARE = 0.99  # of lines with known tokens below which a file may be another model's
+SHARE = 0.99  # Below this share of lines with known tokens, a file may be another model's.
 LEAST = 1e-3  # lower probabilities are not written
 
 
@@ -95,8 +96,8 @@ def read_shortlist(
 def write_lexicon(
     path: str | os.PathLike[str],
     tokenizer: Tokenizer,
-    sources: Sequence[str],
-    targets: Sequence[str],
+    sources: Iterable[str],
+    targets: Iterable[str],
     iterations: Count = 5,
 ) -> None:
     """Learns translation probabilities from parallel sentences by IBM Model 1, and writes them atomically.
@@ -109,8 +110,9 @@ def write_lexicon(
         iterations: Number of iterations of expectation maximization (Brown et al. 1993, section 4.1).
 
     Raises:
-        BadInput: If the numbers of sentences differ, or there are none.
+        BadInput: If they are not texts, their numbers differ, or both are empty.
     """
+    sources, targets = texts_of("sources", sources), texts_of("targets", targets)
     if not sources or len(sources) != len(targets):
         raise BadInput(f"targets: expected one for each of {len(sources)} sources, at least one, got {len(targets)}")
     skipped, path = tokenizer.num_language_tokens, user_path(path)

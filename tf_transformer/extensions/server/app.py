@@ -243,7 +243,7 @@ def http_server(application: Any, listening: socket.socket, limits: Limits) -> A
 def stop(server: Any, number: int) -> NoReturn:
     """Ends this process on a signal. Except on Ctrl-C, it first answers what is under way, for `GRACE` seconds.
 
-    New connections are refused at once, so that clients can ask another server. It does not wait for threads, whose
+    It closes the socket first, so that clients can ask another server. It does not wait for threads, whose
     model's code cannot be interrupted.
     """
     server.accepting, end = False, time.monotonic() + GRACE

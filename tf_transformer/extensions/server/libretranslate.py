@@ -33,6 +33,7 @@ OTHER |= {"zh-cht": "zh-hant", "zh-chs": "zh-hans"}
 SCRIPTS = {"ace": "latn", "ar": "arab", "bjn": "latn", "ks": "arab", "knc": "latn", "min": "latn", "taq": "latn"}
 SCRIPTS |= {"zh": "hans", "zh-tw": "hant", "zh-hk": "hant", "zh-mo": "hant", "ks-in": "deva"}
 TAG = re.compile("<[^<>]*>")
+UNKNOWN = "languages unknown, which --source-language and --target-language name"
 MOST_ALTERNATIVES = 7  # plus the best translation fill a beam of 8
 
 
@@ -91,7 +92,7 @@ class Languages:
             return f"between {' and '.join(self.sources)}"
         if len(self.sources) > 1:
             return f"{len(self.sources)} languages"
-        return f"{self.defaults[0]} to {self.defaults[1]}" if self else "languages unknown"
+        return f"{self.defaults[0]} to {self.defaults[1]}" if self else UNKNOWN
 
     def __bool__(self) -> bool:
         return bool(self.sources and self.targets)

@@ -44,9 +44,9 @@ def save(translator: TensorTranslator, path: str | os.PathLike[str], quantizatio
 
     It holds model.bin, config.json, shared_vocabulary.json (or source_vocabulary.json and target_vocabulary.json), the
     shortlist as vmap.txt, if any, for `use_vmap=True`, and `Tokenizer.files`: tokenizer.model, source.spm and
-    target.spm, or sentencepiece.bpe.model. Sources are lists of
-    SentencePiece's tokens, after the token of a language or a code such as ">>fra<<", if any. CTranslate2 adds EOS. See
-    docs/guides/ctranslate2.md, and docs/guides/new-language.md for added tokens, which are in tokens.json.
+    target.spm, or sentencepiece.bpe.model. Sources are lists of SentencePiece's tokens, after the token of a language
+    or a code such as ">>fra<<", if any. CTranslate2 adds EOS. See docs/guides/ctranslate2.md, and
+    docs/guides/new-language.md for added tokens, which are in tokens.json.
 
     For a model with learned positions, also pass `max_input_length` and `max_decoding_length` of at most its
     max_length: beyond it CTranslate2 raises RuntimeError.
