@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from tf_transformer.config import BadInput
-from tf_transformer.data.sources import texts_of
 from tf_transformer.decoding.shortlist import Shortlist
 from tf_transformer.decoding.tensor_translator import TensorTranslator
 from tf_transformer.tokenizers.tokenizer import FIRST_ID, Tokenizer
@@ -112,7 +111,10 @@ def write_lexicon(
     Raises:
         BadInput: If they are not texts, their numbers differ, or both are empty.
     """
-    sources, targets = texts_of("sources", sources), texts_of("targets", targets)
+    sources, targets = list(sources), list(targets)
+    for name, texts in (("sources", sources), ("targets", targets)):
+        if wrong := [text for text in texts if not isinstance(text, str)]:
+            raise BadInput(f"{name}: expected texts, got {shown(wrong[0])}")
     if not sources or len(sources) != len(targets):
         raise BadInput(f"targets: expected one for each of {len(sources)} sources, at least one, got {len(targets)}")
     skipped, path = tokenizer.num_language_tokens, user_path(path)
