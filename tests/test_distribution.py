@@ -242,12 +242,13 @@ def test_missing_devices():
         "cpu:9999999999",
         "cpu:٣",
         "cpu:2,cpu:3",
+        "cpu:0,cpu:0",
         "",
         " ",
         "cpu",
     ):
         if not (devices == "all" and tf.config.list_physical_devices("GPU")):
-            with pytest.raises(tt.BadInput, match=f"devices: expected some of cpu:1 to cpu:999.*; got '{devices}'"):
+            with pytest.raises(tt.BadInput, match=f"^devices: expected .*cpu:N for N replicas .*, got '{devices}'"):
                 distribution.strategy(devices)
     for wrong in (2, True, ["cpu:2"], b"cpu:2"):
         with pytest.raises(tt.BadInput, match=f"^devices: expected .*, got {re.escape(repr(wrong))}"):
@@ -255,10 +256,15 @@ def test_missing_devices():
 
 
 def test_a_device_is_named_once(monkeypatch):
-    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [gpu])
-    with pytest.raises(tt.BadInput, match="devices: expected some of .*, gpu:0 or all; got 'gpu:0,GPU:0'"):
-        distribution.strategy("gpu:0,GPU:0")
+    gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{number}", "GPU") for number in range(2)]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+    for devices in ("gpu:0,GPU:0", "gpu:2", "cpu:2,gpu:0", "gpu"):
+        expected = "^devices: expected all, or some of gpu:0, gpu:1, each once, or cpu:N for N replicas .*, got "
+        with pytest.raises(tt.BadInput, match=f"{expected}'{devices}'"):
+            distribution.strategy(devices)
+    gpus.clear()
+    with pytest.raises(tt.BadInput, match="cpu:N for .*, got 'all'. TensorFlow finds no GPU"):
+        distribution.strategy("all")
 
 
 def test_devices_come_before_any_computation(monkeypatch):

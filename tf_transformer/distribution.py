@@ -59,8 +59,11 @@ def strategy(devices: str | None = None) -> Strategy:
     else:
         names = gpus if devices.lower() == "all" else devices.upper().split(",")
         if not names or not set(names) <= set(gpus) or len(names) > len(set(names)):
-            expected = ", ".join(["cpu:1 to cpu:999", *(name.lower() for name in gpus)]) + (" or all" if gpus else "")
-            raise BadInput(f"devices: expected some of {expected}; got {devices!r}")
+            cpu = "cpu:N for N replicas on the CPU, 1 to 999"
+            if not gpus:
+                raise BadInput(f"devices: expected {cpu}, got {devices!r}. TensorFlow finds no GPU.")
+            listed = ", ".join(name.lower() for name in gpus)
+            raise BadInput(f"devices: expected all, or some of {listed}, each once, or {cpu}, got {devices!r}")
     return tf.distribute.MirroredStrategy(names)
 
 
