@@ -278,7 +278,10 @@ def test_a_model_that_does_not_store_its_languages_has_no_such_api():
     engine = Words()
     engine.metadata = {}
     client = app(engine, {"target_language": "de"}).test_client()
-    assert "--source-language and --target-language" in client.post("/translate", json={"q": "a"}).get_json()["error"]
+    for method, path in (("POST", "/translate"), ("POST", "/detect"), ("GET", "/languages"), ("GET", "/spec")):
+        error = client.open(path, method=method, json={"q": "a"}).get_json()["error"]
+        expected = f"{path}: expected a model with languages, got one that does not store them. "
+        assert error == f"{expected}Start the server with --source-language CODE --target-language CODE"
     assert client.get("/health").status_code == client.get("/").status_code == 200
     assert client.post("/document", json={"text": "a"}).get_json()["translations"] == ["a"]
     assert client.post("/v1/models/model:predict", json={"instances": ["a"]}).status_code == 404  # no SavedModel

@@ -311,9 +311,12 @@ def test_a_model_of_another_kind_has_its_signatures_only(kind, tmp_path):
     rows = client.post("/v1/models/kinds:predict", json={"instances": texts}).get_json()["predictions"]
     assert [row[kind] for row in rows] == expected
     assert client.get("/v1/models/kinds/versions/7").status_code == client.get("/health").status_code == 200
-    assert "POST to /v1/models/kinds:predict" in client.get("/").get_json()["error"]
-    for path in ("/translate", "/document"):
-        assert client.post(path, json={"q": "a", "text": "a"}).status_code == 404
+    rules = [rule for rule in server.app(Words()).url_map.iter_rules() if rule.endpoint.startswith("libretranslate.")]
+    addresses = [(("GET", "POST")["POST" in rule.methods], rule.rule) for rule in rules]
+    for method, path in [("GET", "/"), ("POST", "/document"), *addresses]:
+        response = client.open(path, method=method, json={"q": "a", "text": "a"})
+        message = f"{path}: expected a translator, got another SavedModel. POST to /v1/models/kinds:predict"
+        assert (response.status_code, response.get_json()) == (404, {"error": message})
 
 
 def test_rows_that_run_in_parts_are_those_that_run_together(saved, monkeypatch):

@@ -98,6 +98,9 @@ def app(
     flask.register_blueprint(served_api)
     if served.engine:
         flask.register_blueprint(libretranslate.routes(served.engine, options or {}, limits, rates))
+    else:
+        for address in libretranslate.PATHS:
+            flask.add_url_rule(address, address, lambda: predict.refuse(served), methods=["GET", "POST"])
     return flask
 
 

@@ -33,7 +33,9 @@ OTHER |= {"zh-cht": "zh-hant", "zh-chs": "zh-hans"}
 SCRIPTS = {"ace": "latn", "ar": "arab", "bjn": "latn", "ks": "arab", "knc": "latn", "min": "latn", "taq": "latn"}
 SCRIPTS |= {"zh": "hans", "zh-tw": "hant", "zh-hk": "hant", "zh-mo": "hant", "ks-in": "deva"}
 TAG = re.compile("<[^<>]*>")
-UNKNOWN = "languages unknown, which --source-language and --target-language name"
+PATHS = ("/translate", "/detect", "/languages", "/frontend/settings", "/spec")
+OPTIONS = "--source-language CODE --target-language CODE"
+UNKNOWN = f"languages unknown, so LibreTranslate's API needs {OPTIONS}"
 MOST_ALTERNATIVES = 7  # plus the best translation fill a beam of 8
 
 
@@ -140,8 +142,8 @@ def routes(engine: InTurns, options: Mapping[str, Any], limits: Limits, rates: R
     @api.before_request
     def check_languages() -> None:
         if not languages:
-            pair = "--source-language and --target-language"
-            abort(404, f"expected a server with {pair}, since its model does not store them, got one without")
+            got = f"got one that does not store them. Start the server with {OPTIONS}"
+            abort(404, f"{request.path}: expected a model with languages, {got}")
 
     api.get("/languages")(languages.listed)
 

@@ -7,7 +7,7 @@ is a one-line error here: what was expected, and what arrived.
 import base64
 import json
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from flask import Blueprint, Response, abort, render_template, request
@@ -75,27 +75,35 @@ def routes(model: ServedModel, limits: Limits) -> Blueprint:
 
     @api.get("/")
     def page() -> Response:
-        engine = model.engine
-        if not engine:
-            abort(404, f"expected a translator for a page, got another model. POST to /v1/models/{model.name}:predict")
+        engine = translator_of(model)
         options = [options_of("request")[name] for name in engine.call_options if name in options_of("request")]
         html = render_template("page.html", model=model, engine=engine, options=options)
         return Response(html, headers={"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"})
 
     @api.post("/document")
     def document() -> Any:
-        if not model.engine:
-            abort(404)
+        engine = translator_of(model)
         body = parsed(request.get_data())
         if not isinstance(body, dict) or not isinstance(body.get("text"), str):
             abort(400, f"expected an object with a text and options, got {shown(body)}")
         limits.check([body["text"]])
         try:
-            return translated(model.engine, body.pop("text"), body)
+            return translated(engine, body.pop("text"), body)
         except TypeError as error:  # an unknown option
             abort(400, str(error))
 
     return api
+
+
+def translator_of(model: ServedModel) -> Engine:
+    """Returns a model's translator, or raises the error of `refuse`."""
+    return model.engine or refuse(model)
+
+
+def refuse(model: ServedModel) -> NoReturn:
+    """Raises the error of a model that is no translator, with the address that serves it."""
+    got = f"got another SavedModel. POST to /v1/models/{model.name}:predict"
+    abort(404, f"{request.path}: expected a translator, {got}")
 
 
 def translated(engine: Engine, text: str, options: Mapping[str, Any]) -> dict[str, Any]:
