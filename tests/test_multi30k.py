@@ -254,13 +254,15 @@ def test_a_teacher_that_trained_on_cannot_translate_as_before(runs, tmp_path):
         (["--student-dropout", "0"], "--student-dropout: expected --teachers with it, got none"),
         (["--ensemble"], "--ensemble: expected --teachers with it, got none"),
         (["--epochs", "3"], "unrecognized arguments: --epochs"),
+        (["--train", "nowhere.en", "nowhere.de"], "found none at nowhere.en"),
         (["--teachers", "one", "--bidirectional-steps", "0"], "expected bidirectional_steps from 1 to 7, below all"),
         (["--teachers", "one", "one/../one"], "expected different directories, got the run "),
     ],
 )
 def test_bad_options(argv, tmp_path, capsys, change, message):
-    assert message in fails(train, [*argv, *change], capsys)
-    assert not (tmp_path / "run").exists()
+    for dry in ([], ["--dry-run", "8x9.5"]):
+        assert message in fails(train, [*argv, *change, *dry], capsys)
+        assert not (tmp_path / "run").exists()
 
 
 def test_teachers_are_looked_at_before_any_is_trained(runs, tmp_path):

@@ -48,8 +48,6 @@ def main(argv: list[str] | None = None) -> None:
     strategy = tt.distribution.strategy(args.devices)
     config, recipe = publishing.plan_of(vars(args), "parsing")
     search = publishing.search_of(vars(args))
-    if args.dry_run is not None:
-        return publishing.show_plan(config, recipe, args.dry_run)
 
     # All input is checked before anything is written.
     folder = args.run or Path("runs") / args.preset
@@ -59,6 +57,9 @@ def main(argv: list[str] | None = None) -> None:
     gold, trees = treebank.read_trees(train), treebank.read_trees(test or dev)
 
     trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy)
+    if args.dry_run is not None:
+        trainer.check()
+        return publishing.show_plan(config, recipe, args.dry_run)
     trainer.fit()
     if not trainer.writes or publishing.is_complete(trainer):
         return

@@ -78,16 +78,20 @@ def main(argv: list[str] | None = None) -> None:
         choices["vocab_size"] = vocabulary.vocab_size
     config, recipe = publishing.plan_of(choices, "translation")
     search = publishing.search_of(vars(args))
-    if args.dry_run is not None:
-        return publishing.show_plan(config, recipe, args.dry_run)
 
     # All input is checked before anything is written.
     name = "finetuned" if start else args.preset if args.train or args.tfds or args.prepared else "demo"
     folder = args.run or Path("runs") / name
     root = publishing.export_folder(vars(args), folder, strategy)
+    if args.dry_run is not None and args.tfds and not is_downloaded(args):
+        print(f"{args.tfds} is not downloaded yet, so its texts are not checked")
+        return publishing.show_plan(config, recipe, args.dry_run)
     corpus = corpus_of(args, records, *directions)
 
     trainer = tt.Trainer(folder, config, corpus, recipe, strategy=strategy, start=start, tokenizer=tokenizer)
+    if args.dry_run is not None:
+        trainer.check()
+        return publishing.show_plan(config, recipe, args.dry_run)
     trainer.fit()
     if not trainer.writes or publishing.is_complete(trainer):
         return
@@ -97,6 +101,17 @@ def main(argv: list[str] | None = None) -> None:
   tensorboard --logdir {trainer.run.path / "logs"}
   tf-transformer translation --help      # your own text: --train SOURCE TARGET --dev SOURCE TARGET"""
     publishing.say_done(began, folder, root, commands if saved else None)
+
+
+def tfds_of(args: argparse.Namespace) -> tuple[Any, ...]:
+    """Returns name, languages and directory of --tfds."""
+    return args.tfds, tuple(args.languages or ("en", "de")), args.tfds_dir
+
+
+def is_downloaded(args: argparse.Namespace) -> bool:
+    """Returns whether the corpus of --tfds is on this machine, which --dry-run must not change."""
+    name, languages, folder = tfds_of(args)
+    return tt.sources.TfdsSource(name, languages=languages, data_dir=folder).is_prepared()
 
 
 def corpus_of(
@@ -111,7 +126,7 @@ def corpus_of(
         if not (dev := dev or dev_directions):
             raise tt.BadInput("--directions: expected dev files in a line, or a share such as --dev 0.02; got neither")
         return tt.Corpus(records or directions, dev, filters=filters)
-    tfds = tt.TfdsCorpus(args.tfds, tuple(args.languages or ("en", "de")), args.tfds_dir) if args.tfds else None
+    tfds = tt.TfdsCorpus(*tfds_of(args)) if args.tfds else None
     if records and tfds:
         return tt.Corpus(records, tfds.dev, tfds.test, tfds.languages)
     if records:

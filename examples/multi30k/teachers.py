@@ -42,21 +42,8 @@ def learn_from_teachers(
         BadInput: If there are too few steps, a folder occurs twice, or a folder holds another run, translations of
             another text, or a run that continued without translations.
     """
-    steps, both = model.recipe.steps or PAPER_STEPS, model.corpus.methods.bidirectional_steps
-    if not 0 < both < steps:
-        expected = f"expected bidirectional_steps from 1 to {steps - 1:,}, below all steps, to train them for"
-        raise BadInput(f"teachers: {expected}; got {both:,}")
-    paths = [Path(model.path), *folders]
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise BadInput(
-            f"expected different directories, got the run {paths[0]}, teachers {' '.join(map(str, folders))}"
-        )
-    runs = [model, *(_teacher(model, folder, number, ensemble) for number, folder in enumerate(folders, 1))]
-    if ensemble:
-        runs = [_taught(trainer, [by]) for trainer, by in zip(runs, [*paths[1:], paths[0]], strict=True)]
-    else:
-        runs[0] = _taught(model, folders)
-    model, *others = runs
+    both = model.corpus.methods.bidirectional_steps
+    model, *others = runs_of(model, folders, ensemble)
     assert isinstance(model.corpus.train, Source)
     sides = lists_of((source, target) for _, source, target in model.corpus.train.rows())
     pending = []  # trainers that have not translated yet
@@ -77,6 +64,25 @@ def learn_from_teachers(
         print(f"\n{trainer.path}: to the end, from {' '.join(map(str, trainer.corpus.teachers))}", flush=True)
         last = trainer.learn()
     return last
+
+
+def runs_of(model: StagedTrainer, folders: Sequence[Path], ensemble: bool) -> list[StagedTrainer]:
+    """Returns the trainers of the run and of its teachers, each with its teachers, as in `learn_from_teachers`."""
+    steps, both = model.recipe.steps or PAPER_STEPS, model.corpus.methods.bidirectional_steps
+    if not 0 < both < steps:
+        expected = f"expected bidirectional_steps from 1 to {steps - 1:,}, below all steps, to train them for"
+        raise BadInput(f"teachers: {expected}; got {both:,}")
+    paths = [Path(model.path), *folders]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise BadInput(
+            f"expected different directories, got the run {paths[0]}, teachers {' '.join(map(str, folders))}"
+        )
+    runs = [model, *(_teacher(model, folder, number, ensemble) for number, folder in enumerate(folders, 1))]
+    if ensemble:
+        runs = [_taught(trainer, [by]) for trainer, by in zip(runs, [*paths[1:], paths[0]], strict=True)]
+    else:
+        runs[0] = _taught(model, folders)
+    return runs
 
 
 def _taught(trainer: StagedTrainer, by: Sequence[Path]) -> StagedTrainer:

@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     import tf_transformer as tt
     from examples.multi30k.corpus import Methods, StagedCorpus
     from examples.multi30k.stages import StagedTrainer
-    from examples.multi30k.teachers import learn_from_teachers
+    from examples.multi30k.teachers import learn_from_teachers, runs_of
     from trainers import publishing
 
     # TensorFlow's devices can only be set before it computes anything.
@@ -51,18 +51,20 @@ def main(argv: list[str] | None = None) -> None:
     config, recipe = publishing.plan_of(vars(args) | {"preset": "small"}, "translation")
     methods = Methods(**chosen(vars(args), [field.name for field in dataclasses.fields(Methods)]))
     search = publishing.search_of(vars(args))
-    if args.dry_run is not None:
-        publishing.show_plan(config, recipe, args.dry_run)
-        cost = "as much" if args.ensemble else f"{methods.bidirectional_steps:,} steps"
-        if args.teachers:
-            print(f"and {cost} for each of {len(args.teachers)} teachers")
-        return
 
     # All input is checked before anything is written.
     folder = args.run or Path("runs/small")
     root = publishing.export_folder(vars(args), folder, strategy)
     corpus = StagedCorpus.of(tt.TextCorpus(args.train, args.dev, args.test, args.skip_bad_lines), methods)
     model = StagedTrainer(folder, config, corpus, recipe, strategy=strategy)
+    if args.dry_run is not None:
+        for trainer in runs_of(model, args.teachers, args.ensemble) if args.teachers else [model]:
+            trainer.check()
+        publishing.show_plan(config, recipe, args.dry_run)
+        cost = "as much" if args.ensemble else f"{methods.bidirectional_steps:,} steps"
+        if args.teachers:
+            print(f"and {cost} for each of {len(args.teachers)} teachers")
+        return
     trainer = learn_from_teachers(model, args.teachers, args.ensemble, search) if args.teachers else model.learn()
     if not trainer.writes or publishing.is_complete(trainer):
         return

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import warnings
 from pathlib import Path
 
@@ -59,6 +60,36 @@ def test_bad_options(text, tmp_path, capsys, change, message):
     argv = options(text, "--run", tmp_path / "run", *change)
     assert message in fails(translation, argv, capsys)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_refuses_what_the_start_refuses(text, tmp_path, capsys):
+    begun = trainer_of(translation, options(text, "--run", tmp_path / "begun"))
+    begun.run.begin(begun.settings)
+    shutil.copy(text / "train.de", begun.run.path / "tokenizer.model")  # of another kind
+    short = tmp_path / "short.de"
+    short.write_bytes(b"".join((text / "train.de").read_bytes().splitlines(keepends=True)[:-1]))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes").touch()
+    changes = {
+        ("--train", text / "train.en", "nowhere.de"): "found none at nowhere.de",
+        ("--train", text / "train.en", short): "expected the same number of lines in both files, got 900 in ",
+        ("--train", text / "train.en", short, "--dev", "0.02"): "expected the same number of lines in both files, ",
+        ("--dev", "nowhere.en", "nowhere.de"): "found none at nowhere.en",
+        ("--test", text / "dev.en", "nowhere.de"): "found none at nowhere.de",
+        ("--run", begun.run.path, "--dropout", "0.3"): "holds a run of another configuration: model.dropout was ",
+        ("--run", begun.run.path): "tokenizer.model: expected a SentencePiece model",
+        ("--run", tmp_path / "full"): "expected a run or an empty directory, got files without config.json",
+        ("--prepared", tmp_path / "full", "--dev", text / "dev.en", text / "dev.de"): "records.json",
+        ("--base", ".", "--name", "README.md"): "README.md: expected a directory to write models to",
+    }
+    before = sorted(tmp_path.rglob("*"))
+    for change, message in changes.items():
+        argv = change if change[0] == "--prepared" else options(text, "--run", tmp_path / "run", *change)
+        for dry in ([], ["--dry-run", "8x9.5"]):
+            assert message in fails(translation, [*argv, *dry], capsys), (change, dry)
+            assert {path.name for path in tmp_path.rglob("*")} - {path.name for path in before} <= {".lock"}, change
+    translation.main([*options(text, "--run", tmp_path / "new", "--dry-run", "8x9.5")])
+    assert not (tmp_path / "new").exists() and "time on 8 x 9.5" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("is_chief", [True, False])

@@ -258,6 +258,18 @@ class Trainer:
         if type(start.model) is not family_of_config(self.config).model:
             check_weights("start", build_model(self.config, "float32"), start.astype("float32").model.weights)
 
+    def check(self) -> None:
+        """Raises the errors of `fit` that it finds without training or writing: it reads all lines of the corpus.
+
+        It trains no vocabulary, so it does not find a `vocab_size` that is too large for the corpus.
+
+        Raises:
+            BadInput: If a line is bad, or the directory holds another run or something else.
+            FileNotFoundError: If a file is missing.
+        """
+        if self.run.exists(self.settings):
+            self._stored_tokenizer()
+
     @checked
     def fit(self, until: Count | None = None) -> History:
         """Trains, from the run's last checkpoint if there is one. For a finished run, it logs how to train more.
@@ -386,6 +398,11 @@ class Trainer:
                 return custom
             # The chief writes it first.
             distribution.wait_for_all(self._strategy)
+        return self._stored_tokenizer()
+
+    def _stored_tokenizer(self) -> Tokenizer:
+        """Returns the run's tokenizer, or raises `BadInput` if this trainer was passed another one."""
+        custom = self.start.tokenizer if self.start else self.tokenizer
         file = self.run.path / "tokenizer.model"
         tokenizer = load_tokenizer(file, stored_family(self.config).get("family"))
         if custom and custom.fingerprint != tokenizer.fingerprint:

@@ -101,11 +101,14 @@ def test_wrong_arguments(files, tmp_path, capsys):
             [*files_argv, "--base", Path(train).parent, "--name", Path(train).name],
             f"{train}: expected a directory to write",
         ),
+        (["--train", "nowhere.trees", "--dev", dev], "nowhere.trees"),
         (["--train", train, bad, "--dev", dev], "line 2: expected a bracketed tree, got one without its last 1"),
         ([*files_argv, "--test", empty], "expected trees with words in the test files, got none"),
         ([*files_argv, "--vocab-size", 270], "vocab_size: expected at least"),
     ]:
-        assert message in fails(parsing, [*argv, "--run", tmp_path / "run"], capsys), argv
+        # A dry run trains no vocabulary, of which the last one is too small.
+        for dry in ([], ["--dry-run", "8x9.5"])[: 1 + ("--vocab-size" not in argv)]:
+            assert message in fails(parsing, [*argv, "--run", tmp_path / "run", *dry], capsys), (argv, dry)
     assert not (tmp_path / "run").exists()
 
 

@@ -36,8 +36,13 @@ def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
         source = tt.sources.TfdsSource("grammar_translate", split, languages, tmp_path)
         return sorted(tuple(map(bytes.decode, pair)) for pair in source.pairs())
 
+    argv = ["--tfds", "grammar_translate", "--tfds-dir", str(tmp_path)]
+    translation.main([*argv, "--dry-run", "8x9.5"])
+    assert "grammar_translate is not downloaded yet" in capsys.readouterr().out and not [*tmp_path.iterdir()]
     assert load("train") == sorted(corpus["train"])
     assert load("test", ("de", "en")) == sorted((german, english) for english, german in corpus["test"])
+    with pytest.raises(tt.BadInput, match="expected languages among .*, got fr"):
+        translation.main([*argv, "--languages", "en", "fr", "--dry-run"])
     with pytest.raises(tt.BadInput, match="expected languages among .*, got fr"):
         load("train", ("en", "fr"))
     with pytest.raises(tt.BadInput, match="expected one of the splits .*, got 'dev'"):
@@ -53,7 +58,8 @@ def test_a_corpus_of_tensorflow_datasets(tmp_path, capsys):
         pairs = [pair for part in source.parts(11, tmp_path) for pair in source.read(part)]
         assert pairs == expected and len(pairs) == len(list(source.pairs()))
 
-    argv = ["--tfds", "grammar_translate", "--tfds-dir", str(tmp_path)]
+    translation.main([*argv, "--dry-run", "8x9.5", "--run", str(tmp_path / "run")])
+    assert "not downloaded" not in capsys.readouterr().out and not (tmp_path / "run").exists()
     loaded = tt.TfdsCorpus("grammar_translate", data_dir=str(tmp_path))
     assert [number for number, *_ in loaded.train.rows()] == list(range(1, 301))
     assert sorted(loaded.train.sentences()) == sorted(text for pair in corpus["train"] for text in pair)

@@ -70,16 +70,24 @@ class TfdsSource(Source):
             raise BadInput(f"{self.name}: {expected}, got {self.split!r}") from error
         return [(part.splitname, range(sizes[part.splitname])[part.from_ : part.to]) for part in ranges]
 
+    def is_prepared(self) -> bool:
+        """Returns whether the corpus was downloaded. Raises `BadInput` if it has another name or other languages."""
+        return bool(self._in_languages().is_prepared())
+
     def _builder(self) -> Any:
-        builder = self._named()
-        if missing := set(self.languages) - set(builder.info.features):
-            languages = ", ".join(builder.info.features)
-            raise BadInput(f"{self.name}: expected languages among {languages}, got {', '.join(sorted(missing))}")
+        builder = self._in_languages()
         try:
             builder.download_and_prepare()
         except ImportError as error:  # TFDS does not install the packages of all corpora.
             raise BadInput(f"{self.name}: expected the packages that TFDS needs for it, got {error}") from error
         self._ranges(builder)
+        return builder
+
+    def _in_languages(self) -> Any:
+        builder = self._named()
+        if missing := set(self.languages) - set(builder.info.features):
+            languages = ", ".join(builder.info.features)
+            raise BadInput(f"{self.name}: expected languages among {languages}, got {', '.join(sorted(missing))}")
         return builder
 
     def _named(self) -> Any:
