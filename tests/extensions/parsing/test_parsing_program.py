@@ -64,7 +64,8 @@ def test_a_run_from_trees_to_a_savedmodel_that_parses(files, tmp_path, capsys, m
     assert read_tree(lines[0]).leaves() == ["the", "cat", "sees", "(", "the", ")", "."] and lines[1] == ""
     parsing.main([*argv, "--steps", "80"])
     assert "this run is complete" in capsys.readouterr().out
-    assert "corpus.extra_ratio was 0.5, now 2.0" in fails(parsing, [*argv, "--extra-ratio", "2"], capsys)
+    for dry in ([], ["--dry-run", "8x9.5"]):
+        assert "corpus.extra_ratio was 0.5, now 2.0" in fails(parsing, [*argv, "--extra-ratio", "2", *dry], capsys)
 
     models = tmp_path / "models"
     trainer_export.main(["--run", str(run), "--name", "again", "--base", str(models), "--beam-size", "2"])
