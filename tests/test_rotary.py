@@ -35,7 +35,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def rotary(model, translator):
-    config = dataclasses.replace(CONFIG, vocab_size=translator.tokenizer.vocab_size)
+    config = dataclasses.replace(CONFIG, num_layers=1, vocab_size=translator.tokenizer.vocab_size)
     own = RotaryTransformer(config, kv_heads=3)
     own.build()
     draw_weights(own)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sentencepiece
 from checkpoints import M2M100, MARIAN
-from conftest import random_model
+from conftest import array, random_model
 
 import tf_transformer as tt
 from tf_transformer.extensions.interop.families.marian.model import MarianConfig
@@ -110,11 +110,15 @@ def test_bytes_are_kept():
     assert UNKNOWN_ID not in small.encode(["Zebra"])[0] and small.decode(small.encode(["Zebra"])) == ["Zebra"]
 
 
-def test_languages_stay_by_choice(tmp_path):
+def test_languages_stay_by_choice():
+    """`test_tokens_and_logits_of_what_stays` has those of the pair."""
     many = tt.Translator.from_pretrained(M2M100, source_language="en", target_language="de")
     small = trimmed(many, ["The old woman.", "Ein Haus."], languages=["fr"])
     assert list(small.languages) == ["en", "de", "fr"]
-    assert small("The old woman opens the door.") == many("The old woman opens the door.")
+    old, new = (one.tokenizer.with_languages("fr", "fr") for one in (many, small))
+    assert old.source_tokens(old.encode(["a"])[0]) == new.source_tokens(new.encode(["a"])[0])
+    rows = [array(one.model.embedding.embeddings)[one.tokenizer.language_ids["fr"]] for one in (many, small)]
+    np.testing.assert_array_equal(*rows)
     with pytest.raises(tt.BadInput, match="languages: expected one of 100 languages, .* got 'xx'"):
         trimmed(many, ["a"], languages=["xx"])
 
