@@ -49,6 +49,18 @@ def test_no_table_is_cut_in_two(path):
         assert len(rows) > 2 and re.fullmatch(r"[|\s:-]+", rows[1]), f"{path}: {rows[0]}"
 
 
+GENERATED = re.compile(r"^<!-- [\w-]+ -->$.*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
+NOT_PROSE = ("|", "<")  # tables and HTML
+
+
+def test_lines_of_prose_have_at_most_120_characters():
+    """Code may have longer ones, and the lists of versions."""
+    for path in pages.PATHS:
+        prose = GENERATED.sub("", pages.FENCED.sub("", pages.read(path)))
+        longest = max((line for line in prose.splitlines() if not line.startswith(NOT_PROSE)), key=len)
+        assert len(longest) <= 120 or path.stem == "CHANGELOG", f"{path}: {longest}"
+
+
 class OptionsParsed(BaseException):
     """Raised when a program has parsed its options."""
 
