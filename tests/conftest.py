@@ -68,17 +68,14 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: -long[item.path])
 
 
-AS_A_USER = {"test_matrix.py", "test_readme.py"}
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Disables rewriting of graphs, which took a sixth of the fast tests' time. Slow tests, and program tests of these
-    files, run as for a user."""
+    """Disables rewriting of graphs, which took a sixth of the fast tests' time. Slow tests, the README's program test,
+    and other processes, such as servers of exports, run as for a user."""
     if BACKEND == "tensorflow":
         import tensorflow as tf
 
-        program = item.get_closest_marker("program") and item.path.name in AS_A_USER
+        program = item.get_closest_marker("program") and item.path.name == "test_readme.py"
         traced = not (program or item.get_closest_marker("slow"))
         if tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False) != traced:
             tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": traced})
