@@ -1,6 +1,7 @@
 """Fixtures and helpers of all tests: quiet TensorFlow, fixed seeds, conversion of arrays."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -21,6 +22,7 @@ import keras
 import numpy as np
 import portalocker
 import pytest
+import sixteen_bits
 from hostile import TEXTS  # noqa: F401 (tests take it from here)
 
 # Tracing makes many objects and frees few, so collecting them took a tenth of the time.
@@ -79,6 +81,16 @@ def pytest_runtest_setup(item):
         traced = not (program or item.get_closest_marker("slow"))
         if tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False) != traced:
             tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": traced})
+
+
+@pytest.fixture(autouse=True, scope="session")
+def skip_16_bits():
+    """See `sixteen_bits`. Without the variable, TensorFlow multiplies in 16 bits on every processor."""
+    dtypes = set()
+    if BACKEND == "tensorflow" and sixteen_bits.VARIABLE in os.environ:
+        dtypes = sixteen_bits.missing()
+    with sixteen_bits.skipping(dtypes) if dtypes else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
