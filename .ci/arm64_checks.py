@@ -150,6 +150,14 @@ def tensorflow(folder, machine):
     ids = np.random.default_rng(0).integers(1, 500, (8, 12))
     yield "classifier, probabilities", {"numbers": largest(np.asarray(classifier(ids))), "most": 1e-6}
     yield from fit(folder, machine, 3)
+
+
+def saved(folder, machine):
+    import numpy as np
+    import tensorflow as tf
+
+    import tf_transformer as tt
+
     translator = tt.load(folder / "run", **SEARCH)
     for dtype in DTYPES:
         path = folder / machine / "saved" / dtype / "1"
@@ -218,12 +226,12 @@ def jax(folder, machine):
     import tf_transformer as tt
 
     assert keras.backend.backend() == "jax"
-    yield "run, float32, on JAX", outputs(tt.load(folder / "run", **SEARCH), texts_of(folder)[:2])
     yield from fit(folder, machine, 1)
+    yield "run, float32, on JAX", outputs(tt.load(folder / "run", **SEARCH), texts_of(folder)[:2])
 
 
 def opened(folder, machine):
-    """Opens what `tensorflow` saved on a machine. It always runs on x86-64."""
+    """Opens what `saved` saved on a machine. It always runs on x86-64."""
     import tf_transformer as tt
 
     for dtype in DTYPES:
@@ -289,7 +297,7 @@ def check(folder, machine):
 
 
 CHECKS = {"litert": clients("litert"), "onnx": onnx, "ctranslate2": ctranslate2, "tensorflow": tensorflow}
-CHECKS |= {"opened": opened, "jax": jax, "check": check}
+CHECKS |= {"saved": saved, "opened": opened, "jax": jax, "check": check}
 
 
 def rows_of(folder, machine, name):
