@@ -5,8 +5,7 @@
 # Expected: The average has one term per update: ema_momentum=0.9 covers about 10 updates with or without
 # accumulation.
 # Seen: It moves after each batch, although the weights did not change. With 4 batches per update, momentum 0.9 acts
-# like 0.9 ** 4 = 0.656 per update, so the average covers about 3 updates. The learning rate's schedule and weight
-# decay do count updates.
+# like 0.9 ** 4 = 0.656 per update, so the average covers about 3 updates. Weight decay does count updates.
 # Versions: keras 3.15.1 on TensorFlow 2.21.0.
 # Source: `_backend_apply_gradients` in keras/src/optimizers/base_optimizer.py calls
 # `_update_model_variables_moving_average` outside the branch of an update.
