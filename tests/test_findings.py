@@ -1,5 +1,6 @@
 """findings/, which CI does not run: its table is complete, and each program has its header."""
 
+import os
 import re
 import subprocess
 
@@ -24,16 +25,20 @@ def test_a_finding_has_its_header(name):
 
 
 def test_run_reports_what_changed(tmp_path):
-    """Its exit status and its table, for a copy with programs that do nothing."""
+    """Its exit status and its table, for a copy with programs that do nothing but leave a file. No file is left."""
     run = tmp_path / "run"
     run.write_bytes((pages.ROOT / "findings/run").read_bytes())
     run.chmod(0o755)
-    for name, program in {"fine": "exit 0", "other": "echo skipped: needs a GPU", "new": "echo seen; exit 3"}.items():
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    for name, program in {"fine": "mktemp", "other": "echo skipped: needs a GPU", "new": "echo seen; exit 3"}.items():
         (tmp_path / f"{name}.sh").write_text(f"#!/usr/bin/env bash\n{program}\n")
         (tmp_path / f"{name}.sh").chmod(0o755)
 
     def rows(*names):
-        done = subprocess.run([run, *names], capture_output=True, encoding="utf-8")
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        done = subprocess.run([run, *names], capture_output=True, encoding="utf-8", env=environment)
+        assert not list(temporary.iterdir())
         return done.returncode, [line.split()[:2] for line in done.stdout.splitlines()[1:]]
 
     assert rows("fine", "other.sh") == (0, [["fine", "holds"], ["other", "skipped"]])
