@@ -11,7 +11,8 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 # FINDINGS_ENVIRONMENTS, if set, keeps environments between runs.
-packages="tensorflow-cpu==2.21.0 ai-edge-litert==2.3.0"
+# One environment for all findings about converters.
+packages="tensorflow-cpu==2.21.0 keras==3.15.1 ai-edge-litert==2.3.0 tf2onnx==1.17.0 onnx==1.23.2 onnxruntime==1.32.0"
 environment=${FINDINGS_ENVIRONMENTS:-$folder}/$(echo "$packages" | md5sum | cut -c1-12)
 [ -x "$environment/bin/python" ] || "${PYTHON:-python3}" -m venv "$environment"
 "$environment/bin/pip" install --quiet --disable-pip-version-check --no-compile $packages

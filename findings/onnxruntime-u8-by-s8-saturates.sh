@@ -23,7 +23,7 @@ fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 # FINDINGS_ENVIRONMENTS, if set, keeps environments between runs.
-packages="onnx==1.23.2 onnxruntime==1.32.0"
+packages="onnx==1.23.2 onnxruntime==1.32.0 numpy==2.4.6"
 environment=${FINDINGS_ENVIRONMENTS:-$folder}/$(echo "$packages" | md5sum | cut -c1-12)
 [ -x "$environment/bin/python" ] || "${PYTHON:-python3}" -m venv "$environment"
 "$environment/bin/pip" install --quiet --disable-pip-version-check --no-compile $packages

@@ -13,7 +13,7 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 # FINDINGS_ENVIRONMENTS, if set, keeps environments between runs.
-packages="sacrebleu==2.6.0"
+packages="sacrebleu==2.6.0 numpy==2.4.6"
 environment=${FINDINGS_ENVIRONMENTS:-$folder}/$(echo "$packages" | md5sum | cut -c1-12)
 [ -x "$environment/bin/python" ] || "${PYTHON:-python3}" -m venv "$environment"
 "$environment/bin/pip" install --quiet --disable-pip-version-check --no-compile $packages

@@ -14,7 +14,8 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 # FINDINGS_ENVIRONMENTS, if set, keeps environments between runs.
-packages="transformers==5.24.0 torch==2.14.1 numpy==2.4.6"
+# One environment for all findings with PyTorch, which takes 6 GB.
+packages="transformers==5.24.0 torch==2.14.1 accelerate==1.15.0 pymarian==1.12.42 torchmetrics==1.9.0 sacrebleu==2.6.0 numpy==2.4.6"
 environment=${FINDINGS_ENVIRONMENTS:-$folder}/$(echo "$packages" | md5sum | cut -c1-12)
 [ -x "$environment/bin/python" ] || "${PYTHON:-python3}" -m venv "$environment"
 "$environment/bin/pip" install --quiet --disable-pip-version-check --no-compile $packages
