@@ -22,7 +22,7 @@ from tf_transformer.inference.translator import trained
 
 NAMES = ["masks", "attention", "embedding", "dropout", "sublayers", "encoder", "decoder", "model", "ensemble"]
 NAMES += ["optimizer", "training", "conformance", "conformance_files", "conformance_training", "search"]
-NAMES += ["search_rules", "sampling"]
+NAMES += ["search_rules", "sampling", "shortlist"]
 ONE_CPU = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 

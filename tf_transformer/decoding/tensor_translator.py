@@ -240,7 +240,10 @@ class TensorTranslator(Immutable):
         decoder = decoder_of(self.model, memory, memory_mask, fixed, candidates=candidates)
         # The search begins after the last start token. Those before it, in multilingual models, are decoded here.
         rows = ops.shape(source)[0]
-        start = self.tokenizer.start(rows) if start is None else ops.broadcast_to(start, (rows, start.shape[0]))
+        if start is None:
+            start = ops.convert_to_tensor(self.tokenizer.start(rows))  # TensorFlow's, with every backend
+        else:
+            start = ops.broadcast_to(start, (rows, start.shape[0]))
         for index in range(start.shape[1] - 1):
             decoder = decoder_after(decoder, start[:, index])
         return problem_after(decoder, start[:, -1], self.limit(source_length, max_length))
