@@ -176,7 +176,7 @@ def add_training_options(parser: argparse.ArgumentParser, without: Iterable[str]
     names = [field.name for field in dataclasses.fields(Recipe) if field.name not in without]
     add_fields(add, Recipe, names, RECIPES.values())
     add("--devices", metavar="LIST", help="all, gpu:0,gpu:1, or cpu:2 for a trial (one device, or TF_CONFIG's workers)")
-    cost = "check the input, estimate the cost and stop: measured here, or for devices such as 8x9.5"
+    cost = "check input and cost, and stop: measured here, or for devices such as 8x9.5"
     add("--dry-run", nargs="?", const=HERE, metavar="NxTFLOPS", help=cost)
     model = parser.add_argument_group("model").add_argument
     add_vocabulary_kind(model)
