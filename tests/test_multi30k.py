@@ -265,6 +265,16 @@ def test_bad_options(argv, tmp_path, capsys, change, message):
         assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("folder", "change"), [("run", []), ("one", ["--teachers", "one"])])
+def test_a_dry_run_reads_the_directories_of_all_runs(argv, tmp_path, monkeypatch, capsys, folder, change):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "notes").touch()
+    for dry in ([], ["--dry-run", "8x9.5"]):
+        message = fails(train, [*argv, *change, *dry], capsys)
+        assert f"{folder}: expected a run or an empty directory" in message, (message, dry)
+
+
 def test_teachers_are_looked_at_before_any_is_trained(runs, tmp_path):
     (tmp_path / "new_text").mkdir()
     toy_corpus.write_corpus(tmp_path / "new_text", train=PAIRS + 1, dev=5, test=5)
