@@ -20,19 +20,12 @@ from tf_transformer.decoding.primitives import ON_TENSORFLOW
 from tf_transformer.decoding.search_options import LANGUAGES
 from tf_transformer.evaluation.bleu import Metric, Score
 from tf_transformer.inference.translator import Translator, trained
-from tf_transformer.masks import PAD_ID
-from tf_transformer.models.families import (
-    build_model,
-    check_weights,
-    family_of_config,
-    load_tokenizer,
-    stored_family,
-)
+from tf_transformer.models.families import build_model, load_tokenizer, stored_family
 from tf_transformer.models.transformer import Transformer
 from tf_transformer.models.weights import freeze, frozen_weights
 from tf_transformer.tokenizers.tokenizer import Tokenizer
+from tf_transformer.training import arguments
 from tf_transformer.training.callbacks import (
-    RATE_CALLBACKS,
     Checkpoints,
     DevScore,
     DevText,
@@ -44,9 +37,9 @@ from tf_transformer.training.callbacks import (
 )
 from tf_transformer.training.losses import Perplexity, SmoothedCrossEntropy, TokenAccuracy, TokenCount
 from tf_transformer.training.optimizer import Adam, ConstantSchedule, Cooldown, WarmupSchedule
-from tf_transformer.training.recipe import RECIPES, UNREAD, Recipe
+from tf_transformer.training.recipe import RECIPES, Recipe
 from tf_transformer.training.run import IDS, START, History, Run
-from tf_transformer.training.settings import described, inner
+from tf_transformer.training.settings import described
 from tf_transformer.training.tasks import task_of
 from tf_transformer.training.tensorboard import board
 from tf_transformer.utils.files import flush
@@ -57,8 +50,6 @@ from tf_transformer.utils.values import Count, check_fields, checked, convert, s
 UNKNOWN = {"origin": "another translator"}
 # With fewer batches in an epoch, the optimizer makes too few steps to learn.
 FEW_BATCHES = 20
-# Settings that may differ from those of the model that a run starts from.
-TRAINING_ONLY_FIELDS = ("dropout", "attention_dropout", "label_smoothing")
 
 
 @dataclass
@@ -118,8 +109,7 @@ class Trainer:
         # All that can be wrong in the arguments raises here. Nothing is written before `fit`.
         check_fields(self)
         config, recipe = self.config, self.recipe
-        if self.start:
-            self._check_start(self.start)
+        arguments.check_start(self.start, config)
         if self.tokenizer and self.start:
             raise BadInput("tokenizer: cannot be combined with start, which has a tokenizer")
         if self.tokenizer and self.tokenizer.vocab_size != (V := config.vocab_size):
@@ -132,32 +122,23 @@ class Trainer:
                 got = f"expected max_length={longest} or more, that of the records, got {most}"
                 raise BadInput(f"config: {got}")
             self.corpus = dataclasses.replace(self.corpus, max_length=most)
-        self._check_optimizer()
-        self._check_unused()
-        self._check_loss()
+        arguments.check_optimizer(recipe, self.optimizer, self.schedule, self.callbacks)
+        arguments.check_unused(self.optimizer)
+        arguments.check_loss(self.loss, config)
         if self.metric and recipe.metric:
             raise BadInput(f"metric: cannot be combined with the recipe's, {recipe.metric}")
         usual, metric = task_of(self.corpus.kind).metric, self.metric or recipe.metric
         if callable(metric):
             metric = Metric(getattr(metric, "__name__", type(metric).__name__), metric)
         self._metric = usual if metric in (None, usual.name) else Metric(metric) if isinstance(metric, str) else metric
-        if not ON_TENSORFLOW and (recipe.num_microbatches > 1 or recipe.on_nan != "stop"):
-            got = f"num_microbatches={recipe.num_microbatches} and on_nan={recipe.on_nan}"
-            raise BadInput(
-                f"expected num_microbatches=1 and on_nan=stop on the backend {keras.backend.backend()}, got {got}"
-            )
+        arguments.check_backend(recipe)
         # Described now, since a callback may change the optimizer's rate in `fit`.
         custom = {"schedule": self.schedule, "optimizer": self.optimizer, "loss": self.loss}
         self._custom = {name: described(value) for name, value in custom.items() if value}
         if self.strategy is not None and not hasattr(self.strategy, "num_replicas_in_sync"):
             raise BadInput(f"strategy: expected a tf.distribute.Strategy or None, got {shown(self.strategy)}")
         self._strategy = self.strategy or distribution.current()
-        if recipe.early_stopping_patience and distribution.is_a_worker(self._strategy):
-            raise BadInput(
-                f"early_stopping_patience: expected None on several machines, got {recipe.early_stopping_patience}"
-            )
-        if recipe.jit_compile == "on" and (replicas := distribution.replicas(self._strategy)) > 1:
-            raise BadInput(f"jit_compile: expected auto or off on {replicas} devices, got on, which is for one")
+        arguments.check_devices(recipe, self._strategy)
         self.writes = distribution.is_chief(self._strategy)
         # Two at least: if the newest is damaged, training resumes from the previous one.
         best = self._metric if recipe.average == "best" else None
@@ -176,7 +157,7 @@ class Trainer:
             before = self.callbacks
             try:
                 vars(self)[name] = convert(name, value, Sequence[keras.callbacks.Callback])
-                self._check_optimizer()
+                arguments.check_optimizer(self.recipe, self.optimizer, self.schedule, self.callbacks)
             except BadInput:
                 vars(self)[name] = before
                 raise
@@ -206,57 +187,6 @@ class Trainer:
         if dtypes := {name: dtype for name, dtype in dtypes.items() if dtype != "float32"}:
             settings["keras"] = dtypes
         return settings | self._custom
-
-    def _check_optimizer(self) -> None:
-        recipe, optimizer = self.recipe, inner(self.optimizer)
-        if optimizer and self.schedule:
-            raise BadInput("optimizer: cannot be combined with schedule, since it has one")
-        given = {"learning_rate": recipe.learning_rate, "schedule": self.schedule, "optimizer": optimizer}
-        for owner, name in ((owner, name) for owner, names in UNREAD.items() if given[owner] for name in names):
-            if (value := getattr(recipe, name)) != (default := getattr(Recipe, name)):
-                action = f"Give dataclasses.replace(recipe, {name}={default})."
-                raise BadInput(f"{owner}: cannot be combined with {name}={value}, which is not read then. {action}")
-        if optimizer and (recipe.ema_momentum or getattr(optimizer, "use_ema", False)):
-            got = "got use_ema or ema_momentum. Give Recipe(ema_momentum=...) and no optimizer"
-            raise BadInput(f"optimizer: expected one without moving averages, {got}")
-        schedule = keras.optimizers.schedules.LearningRateSchedule
-        # The public property returns the schedule's current value.
-        scheduled = not optimizer or isinstance(optimizer._learning_rate, schedule)
-        for callback in self.callbacks:
-            if getattr(callback, "restore_best_weights", False):
-                raise BadInput("callbacks: cannot use restore_best_weights, since checkpoints are averaged at the end")
-            if isinstance(callback, keras.callbacks.SwapEMAWeights):
-                raise BadInput("callbacks: cannot use SwapEMAWeights. Pass Recipe(ema_momentum=...) instead.")
-            if scheduled and isinstance(callback, RATE_CALLBACKS):
-                got = f"{type(callback).__name__}. Pass an optimizer with a constant learning rate"
-                raise BadInput(f"callbacks: cannot change the rate of a schedule, got {got}")
-
-    def _check_unused(self) -> None:
-        if self.optimizer and inner(self.optimizer).built:
-            raise BadInput("optimizer: expected a new one, got one that trained another model. Create it again.")
-
-    def _check_loss(self) -> None:
-        if self.loss is None:
-            return
-        if (got := getattr(self.loss, "ignore_class", None)) != PAD_ID:
-            raise BadInput(f"loss: expected one with ignore_class={PAD_ID}, the padding of batches, got {got}")
-        if (smoothing := self.config.label_smoothing) != (default := type(self.config).label_smoothing):
-            action = f"which is not read then. Give dataclasses.replace(config, label_smoothing={default})."
-            raise BadInput(f"loss: cannot be combined with label_smoothing={smoothing}, {action}")
-
-    def _check_start(self, start: Translator) -> None:
-        if hasattr(start.model, "models"):
-            raise BadInput(f"start: expected one model, got an ensemble of {len(start.model.models)}")
-        if not getattr(start.model, "trainable_weights", True):
-            raise BadInput("start: expected trainable weights, got a model whose weights are all frozen")
-        rates = {name: getattr(self.config, name) for name in TRAINING_ONLY_FIELDS}
-        sizes, start_sizes = self.config.to_dict(), start.model.config.to_dict() | rates
-        if differing := [name for name in start_sizes if sizes.get(name) != start_sizes[name]]:
-            expected = ", ".join(f"{name}={start_sizes[name]}" for name in differing)
-            got = ", ".join(f"{name}={sizes.get(name)}" for name in differing)
-            raise BadInput(f"config: expected the sizes of the model to start from, {expected}; got {got}")
-        if type(start.model) is not family_of_config(self.config).model:
-            check_weights("start", build_model(self.config, "float32"), start.astype("float32").model.weights)
 
     def check(self) -> None:
         """Raises the errors of `fit` that it finds without training or writing: it reads all lines of the corpus.
@@ -304,7 +234,7 @@ class Trainer:
         if not run.checkpoints():
             self._forget_model()
         if self._model is None:
-            self._check_unused()  # another trainer may have used the optimizer since
+            arguments.check_unused(self.optimizer)  # another trainer may have used the optimizer since
         # A new run is locked below, after all input is checked, so that bad input leaves no directory.
         if (run.path / "config.json").exists():
             run.lock()
