@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from tf_transformer.layers import KeyValue, MultiHeadAttention, attention
+from tf_transformer.utils.values import BadInput
 
 B, h, T, S, d, d_k, d_v = 2, 3, 5, 7, 11, 13, 17
 
@@ -135,3 +136,11 @@ def test_write_fills_its_slots_and_leaves_the_others(B, h, T, before, after):
         expected = array(was).copy()
         expected[:, :, before : before + T] = array(written)
         assert np.array_equal(array(result), expected)
+
+
+def test_a_mask_of_another_rank_or_of_floats_raises_bad_input():
+    """Four axes would add one to the output, and 0.0 of an additive mask would hide a position."""
+    query, key, value = normal(B, h, T, d_k), normal(B, h, S, d_k), normal(B, h, S, d_v)
+    for mask in (np.ones((T, S), bool), np.ones((B, h, T, S), bool), np.zeros((B, T, S), "float32")):
+        with pytest.raises(BadInput, match="^mask: expected bools that broadcast to .B, T, S., got (bool|float32) .*$"):
+            attention(query, key, value, mask)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from tf_transformer.layers.layer import Layer, as_rows, at_least_float32, dense, resolved_policy
+from tf_transformer.layers.layer import Layer, as_rows, at_least_float32, dense, rank_of, resolved_policy
 from tf_transformer.layers.sublayers import Dropout
 from tf_transformer.masks import as_key_mask, intersect
 from tf_transformer.utils.type_names import Shape, Tensor
@@ -43,12 +43,17 @@ def attention(
         query: Tensor of shape [B, h, T, d_k].
         key: Tensor of shape [B, h, S, d_k].
         value: Tensor of shape [B, h, S, d_v].
-        mask: Booleans, broadcastable to [B, T, S], True where a query may attend. One with none to attend gets zeros.
+        mask: Booleans of three axes, broadcastable to [B, T, S], True where a query may attend. One with none to attend
+            gets zeros.
         dropout: Function to apply to the attention weights in training.
 
     Returns:
         The output [B, h, T, d_v] in value's dtype and the weights ("scores") [B, h, T, S], at least float32.
     """
+    if mask is not None:
+        dtype = keras.backend.standardize_dtype(mask.dtype)
+        if rank_of(mask) != len(query.shape) - 1 or keras.backend.is_float_dtype(dtype):
+            raise BadInput(f"mask: expected bools that broadcast to [B, T, S], got {dtype} {tuple(mask.shape)}")
     # "We suspect that for large values of d_k, the dot products grow large in magnitude, pushing the softmax function
     # into regions where it has extremely small gradients": hence 1 / sqrt(d_k). Scaling the queries instead of the
     # product keeps the product within float16's range for longer.
@@ -127,6 +132,10 @@ class MultiHeadAttention(Layer):
         self.d_v = d_v
         self.dropout = dropout
         self.use_bias = use_bias
+
+    def check_inputs(self, inputs: dict[str, Any]) -> None:
+        if inputs.get("value") is None and inputs.get("value_mask") is not None:
+            raise BadInput(f"{self.name}: expected value with a value_mask, got none. Pass the mask of query as mask")
 
     def build(self, query_shape: Shape, value_shape: Shape = None) -> None:
         value_shape = value_shape or query_shape
