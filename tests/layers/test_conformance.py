@@ -136,6 +136,19 @@ def test_a_wrong_number_of_axes_raises_bad_input(case, symbolic):
     assert not layer.built
 
 
+@promise([case for case in LAYERS if case.name in ("self_attention", "decoder")])
+def test_an_explicit_mask_replaces_the_one_of_the_input(case):
+    """Under both of its names. Keras fills in the other name with the mask that the input carries."""
+    layer, (x, *memory) = case.built(), case.arrays()
+    mask, carried = np.arange(T) > [[1], [2]], np.arange(T) < [[3], [4]]
+    expected = array(layer(x, *memory, mask=mask))
+    for name in ("mask", "query_mask" if case.name == "self_attention" else "x_mask"):
+        masked = keras.ops.convert_to_tensor(x)
+        keras.src.backend.set_keras_mask(masked, keras.ops.convert_to_tensor(carried))
+        np.testing.assert_array_equal(array(layer(masked, *memory, **{name: mask})), expected)
+    assert np.abs(array(layer(masked, *memory)) - expected).max() > 1e-3
+
+
 def test_keys_as_a_mask_lists_ragged_tensors_and_an_unknown_width_raise_bad_input():
     """Keras's order is query, value, key, so keys can arrive as the mask."""
     attention, x = tt.layers.MultiHeadAttention(1, name="it"), np.random.default_rng(1).normal(size=(B, T, D))

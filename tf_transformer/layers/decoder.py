@@ -115,7 +115,7 @@ class DecoderLayer(TransformerLayer):
         inputs = self.self_attention_norm.sublayer_input(x)
         if cache is None:
             kv = None if memory is None else self.cross_attention.project(memory)
-            earlier, padding = None, as_key_mask(mask if x_mask is None else x_mask)
+            earlier, padding = None, as_key_mask(x_mask if mask is None else mask)
         else:
             # No padding mask: the one that Keras may fill in for `x_mask` is of the newest tokens only.
             earlier, kv, padding = cache.target, cache.memory, None
