@@ -18,6 +18,7 @@ from promises import (
     MODELS,
     B,
     D,
+    S,
     T,
     V,
     assert_close,
@@ -134,6 +135,58 @@ def test_a_wrong_number_of_axes_raises_bad_input(case, symbolic):
             with pytest.raises(tt.BadInput, match=rf"^it: expected {name} \[.*, got {kind} {re.escape(str(shape))}.*$"):
                 layer(**arguments)
     assert not layer.built
+
+
+@every_layer
+def test_sizes_that_do_not_fit_raise_bad_input(case):
+    """Backends would broadcast a size of 1, and name a product's sizes, not the argument."""
+    layer, inputs = case.make(name="it"), case.arrays()
+    names = [name for name in inspect.signature(layer.call).parameters if name not in OPTIONS]
+    arguments = dict(zip(names, inputs, strict=False))
+    keys = S if "value" in arguments else T
+    right = {"sublayer_output": (B, T, D), "value": (B,), "memory": (B,), "position": (T,), "positions": (B, T)}
+    right |= {"mask": (B, T), "query_mask": (B, T), "x_mask": (B, T), "attention_mask": (B, T, keys)}
+    right |= {"value_mask": (B, S)} if "value" in arguments else {}
+    right |= {"memory_mask": (B, S)} if "memory" in arguments else {}
+    for name in right.keys() & {*names[1:]}:
+        if name not in arguments and name in ("value", "memory", "sublayer_output"):
+            continue
+        for axis, size in enumerate(right[name]):
+            for wrong in {1, size + 1} - ({1} if axis == 0 and name in ("attention_mask", "positions") else set()):
+                shape = [*(arguments[name].shape if name in arguments else right[name])]
+                shape[axis] = wrong
+                value = np.ones(shape, "bool" if name.endswith("mask") else "int32" if "pos" in name else "float32")
+                letter = {B: "B", T: "T", S: "S", D: "d"}[size]
+                got = re.escape(str(tuple(shape)))
+                with pytest.raises(tt.BadInput, match=rf"^it: expected {name} .* {letter} = {size} as in .*{got}$"):
+                    layer(**arguments | {name: value})
+    assert not layer.built
+    layer(*inputs)
+    if not case.of_ids:
+        with pytest.raises(tt.BadInput, match=rf"^it: expected {names[0]} .* d = {D} as in .*, 8\)$"):
+            layer(np.ones((B, T, D + 1), "float32"), *inputs[1:])
+
+
+@promise([case for case in LAYERS if case.name in ("learned", "learned_positions")])
+def test_a_model_of_too_long_sequences_raises_bad_input(case):
+    """In one line, before anything is built."""
+    x = keras.Input((20, D)) if case.name == "learned_positions" else keras.Input((20,), dtype="int32")
+    with pytest.raises(tt.BadInput, match=r"^it: expected at most max_length=19 learned positions, got a sequence .*$"):
+        case.make(name="it")(x)
+
+
+def test_arguments_that_nothing_reads_raise_bad_input():
+    x, mask, layers = np.ones((B, T, D), "float32"), np.ones((B, S), bool), tt.layers
+    with pytest.raises(tt.BadInput, match="^it: expected value with a value_mask, got none"):
+        layers.MultiHeadAttention(1, name="it")(x, value_mask=mask)
+    with pytest.raises(tt.BadInput, match="^it: expected memory with a memory_mask, got none$"):
+        layers.DecoderLayer(1, D, name="it")(x, memory_mask=mask)
+    with pytest.raises(tt.BadInput, match="^it: expected a cache with slot=3, got none$"):
+        layers.DecoderLayer(1, D, name="it")(x, slot=3)
+    with pytest.raises(tt.BadInput, match="^it: expected no position with reverse=True, got one"):
+        layers.PositionalEmbedding(V, D, name="it")(x, position=np.arange(T), reverse=True)
+    with pytest.raises(tt.BadInput, match="^first_position: expected 0 with learned positions, got 2$"):
+        layers.PositionalEmbedding(V, D, "learned", first_position=2)
 
 
 @promise([case for case in LAYERS if case.name in ("self_attention", "decoder")])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from tf_transformer.layers import DecoderCache, DecoderLayer, KeyValue
+from tf_transformer.utils.values import BadInput
 
 B, h, T, S, d, d_k, d_v, d_ff = 2, 3, 5, 7, 11, 13, 17, 19
 MEMORY_MASK = np.arange(S) < np.array([[4], [7]])  # [B, S]
@@ -66,3 +67,25 @@ def test_a_cache_holds_the_projected_memory_and_room_for_the_target():
     assert after.memory.key is cache.memory.key and after.memory.value is cache.memory.value  # not copied
     half = built(dtype="mixed_bfloat16").init_cache(ops.cast(memory, "bfloat16"), 29)
     assert {ops.dtype(part) for kv in half for part in kv} == {"bfloat16"}
+
+
+def test_a_cache_of_another_layer_or_without_room_raises_bad_input():
+    """JAX would drop what is written behind the last slot."""
+    memory, only = normal(B, S, d), DecoderLayer(h, d_ff, d_k, d_v, name="only")
+    for arguments, message in (
+        ({"slot": 3}, "slots 3 to 4 in a cache of 4 slots"),
+        ({"slot": -1}, "slots -1 to 0 in a cache of 4 slots"),
+        ({"attention_mask": np.ones((B, 2, 3), bool)}, r".* with C = 4 as in the cache, got bool \(2, 2, 3\)"),
+        ({"memory_mask": np.ones((B, 1), bool)}, r".* with S = 7 as in the cache, got bool \(2, 1\)"),
+        ({"x": normal(1, 2, d)}, r".* with B = 2 as in the cache, got float.. \(1, 2, 11\)"),
+        ({"cache": (1, 2)}, "cache a DecoderCache of init_cache, got tuple"),
+    ):
+        with pytest.raises(BadInput, match=f": expected {message}$"):
+            LAYER(**{"x": normal(B, 2, d), "cache": LAYER.init_cache(ops.array(memory), 4)} | arguments)
+    with pytest.raises(BadInput, match=r": expected memory \[B, S, d\] for a cache, got shape \(\)$"):
+        LAYER.init_cache(2, 5)
+    with pytest.raises(BadInput, match="^only: expected a built layer for a cache, got none. Call it first$"):
+        only.init_cache(memory, 5)
+    only(normal(B, T, d))
+    with pytest.raises(BadInput, match=r"^only: expected x \[B, T, d\] for a cache, got none$"):
+        only.init_cache(memory, 5)

@@ -7,10 +7,12 @@ with a cache of the earlier ones.
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from tf_transformer.layers.attention import KeyValue
 from tf_transformer.layers.encoder import TransformerLayer
+from tf_transformer.layers.layer import AXES, rank_of
 from tf_transformer.masks import as_key_mask, causal_mask, intersect
 from tf_transformer.utils.type_names import Shape, Tensor
 from tf_transformer.utils.values import BadInput
@@ -37,7 +39,7 @@ class DecoderLayer(TransformerLayer):
         x_mask: Padding mask `(B, T)` of a whole target. Padding at the end needs none, since causality hides it.
         memory_mask: Padding mask `(B, S)` of memory.
         attention_mask: Booleans of shape `(B, T, C)`, True where a token may attend. Defaults to a causal mask.
-        cache: `DecoderCache` with C slots. `x` is written to the slots slot .. slot + T - 1.
+        cache: `DecoderCache` with C slots, from `init_cache`. `x` is written to the slots slot .. slot + T - 1.
         slot: The cache's slot for the first column of `x`.
         positions: Positions of the columns of `x`, `(B, T)` or `(1, T)`, for variants whose attention depends on them.
             Defaults to 0 .. T - 1.
@@ -56,6 +58,11 @@ class DecoderLayer(TransformerLayer):
         (2, 5, 32)
         >>> keras.ops.shape(tt.layers.DecoderLayer(num_heads=4, d_ff=64)(x))
         (2, 5, 32)
+        >>> cache = layer.init_cache(memory, slots=5)
+        >>> for slot in range(5):
+        ...     output, cache = layer(x[:, slot : slot + 1], cache=cache, slot=slot)
+        >>> keras.ops.shape(output)
+        (2, 1, 32)
     """
 
     def build(self, x_shape: Shape, memory_shape: Shape = None) -> None:
@@ -79,17 +86,47 @@ class DecoderLayer(TransformerLayer):
             if layer:
                 layer.build(x_shape)
 
+    def known_sizes(self, inputs: dict[str, Any]) -> dict[str, tuple[int, str]]:
+        cache = inputs.get("cache")
+        if not isinstance(cache, DecoderCache) or type(cache.target) is not KeyValue:  # That of a search may grow.
+            return {}
+        sizes = {"B": cache.target.key.shape[0], "C": cache.target.key.shape[2]}
+        sizes |= {} if cache.memory is None else {"S": cache.memory.key.shape[2]}
+        return {axis: (size, "the cache") for axis, size in sizes.items() if size is not None}
+
     def check_inputs(self, inputs: dict[str, Any]) -> None:
-        has_memory = inputs.get("memory") is not None
-        if self.built and inputs.get("cache") is None and has_memory != (self.cross_attention is not None):
-            expected = "none, as in its first call" if has_memory else "[B, S, d], got none"
-            raise BadInput(f"{self.name}: expected memory {expected}. Use one layer with memory and another without")
+        has_memory, cache, slot = inputs.get("memory") is not None, inputs.get("cache"), inputs.get("slot", 0)
+        if cache is None:
+            if self.built and has_memory != (self.cross_attention is not None):
+                expected = "none, as in its first call" if has_memory else "[B, S, d], got none"
+                raise BadInput(
+                    f"{self.name}: expected memory {expected}. Use one layer with memory and another without"
+                )
+            if not has_memory and inputs.get("memory_mask") is not None:
+                raise BadInput(f"{self.name}: expected memory with a memory_mask, got none")
+            if not isinstance(slot, int) or slot:
+                raise BadInput(f"{self.name}: expected a cache with slot={slot}, got none")
+        elif not isinstance(cache, DecoderCache):
+            raise BadInput(f"{self.name}: expected cache a DecoderCache of init_cache, got {type(cache).__name__}")
+        elif type(cache.target) is KeyValue and isinstance(slot, int):
+            slots, T = cache.target.key.shape[2], inputs["x"].shape[1]
+            if slots is not None and T is not None and not 0 <= slot <= slots - T:
+                raise BadInput(f"{self.name}: expected slots {slot} to {slot + T - 1} in a cache of {slots} slots")
 
     def init_cache(self, memory: Tensor = None, slots: int = 0, x: Tensor = None) -> DecoderCache:
         """Returns a cache with `slots` empty slots for target tokens, and the projection of memory [B, S, d].
 
         A decoder-only layer has no memory. It takes B from x [B, T, d].
+
+        Raises:
+            BadInput: If the layer is not built, or the tensor that it needs is missing.
         """
+        if not self.built:
+            raise BadInput(f"{self.name}: expected a built layer for a cache, got none. Call it first")
+        name, value = ("x", x) if self.cross_attention is None else ("memory", memory)
+        if rank_of(value) != 3:
+            got = "none" if value is None else f"shape {np.shape(value)}"
+            raise BadInput(f"{self.name}: expected {name} {AXES[name]} for a cache, got {got}")
         # Memory is projected once per sentence. The K beams of a search are K queries to this one projection.
         kv = None if memory is None else self.cross_attention.project(memory)
         # No position of x is projected: the result has the sizes and the dtype of the slots.

@@ -47,13 +47,28 @@ class PositionedLayer(Layer):
 
     def encoding_of(self, x: Tensor) -> Any:
         """Returns the encoding of positions 0 to T - 1 of a sequence x [B, T, ...]: [T, d] in `sum_dtype`."""
+        self._check_length(x)
+        return self.position_kind.first(self, ops.shape(x)[1])
+
+    def known_sizes(self, inputs: dict[str, Any]) -> dict[str, tuple[int, str]]:
+        return {"d": (self.d_model, "d_model")} if hasattr(self, "d_model") else {}
+
+    def check_inputs(self, inputs: dict[str, Any]) -> None:
+        # In `call`, Keras would add lines to the message, and a functional model would not raise until its first call.
+        x, has_position = inputs.get("ids", inputs.get("x")), inputs.get("position") is not None
+        if inputs.get("reverse"):
+            if has_position:
+                raise BadInput(f"{self.name}: expected no position with reverse=True, got one. Logits have none")
+        elif not has_position and rank_of(x) is not None:
+            self._check_length(x)
+
+    def _check_length(self, x: Tensor) -> None:
         if self.num_positions is not None and (x.shape[1] or 0) > self.num_positions:
             name = type(self.position_kind).__name__.lower()
             raise BadInput(
                 f"{self.name}: expected at most max_length={self.num_positions} {name} positions, "
                 f"got a sequence of shape {tuple(x.shape)}"
             )
-        return self.position_kind.first(self, ops.shape(x)[1])
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
@@ -75,6 +90,7 @@ class PositionalEncoding(PositionedLayer):
 
     Call arguments:
         x: Tensor of shape `(B, T, d)`.
+        training: Whether to apply dropout.
 
     Returns:
         Tensor of shape `(B, T, d)`.
@@ -187,8 +203,9 @@ class PositionalEmbedding(PositionedLayer, keras.layers.ReversibleEmbedding):
         for name, value in FIXED.items():
             if name in kwargs and (got := kwargs.pop(name)) != value:
                 raise BadInput(f"{name}: expected {value}, as always in a PositionalEmbedding, got {shown(got)}")
-        if first_position and isinstance(positions, Positions):
-            raise BadInput(f"first_position: expected 0 with positions of a class, got {first_position}")
+        if first_position and (isinstance(positions, Positions) or positions == "learned"):
+            kind = "learned positions" if positions == "learned" else "positions of a class"
+            raise BadInput(f"first_position: expected 0 with {kind}, got {first_position}")
         if named := [name for name in ("input_dim", "output_dim") if name in kwargs]:
             raise BadInput(f"{named[0]}: expected vocab_size and d_model in a PositionalEmbedding, got {named[0]}")
         weights, initializer = kwargs.pop("weights", None), keras.initializers.RandomNormal(stddev=d_model**-0.5)

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -30,6 +30,12 @@ AXES = {
     "memory_mask": "[B, S]",
     "attention_mask": "[B, T, S]",
 }
+FOR_ALL_ROWS = ("attention_mask", "positions")  # may have one row for the whole batch
+
+
+def _width(name: str) -> str:
+    """Returns the last axis of an argument: d, or an axis that may have another size than that of x."""
+    return "d" if name in ("x", "sublayer_output") else f"d of {name}"
 
 
 class Rematerialized(keras.layers.Layer):
@@ -62,7 +68,8 @@ class Layer(Rematerialized):
         """Checks the axes of all tensors, then calls the layer as Keras does.
 
         Raises:
-            BadInput: If a tensor has another number of axes than documented, or a mask holds floats.
+            BadInput: If a tensor has another number of axes than documented, or another size of an axis than the other
+                tensors of the call. If a mask holds floats.
         """
         # In `call`, Keras would add lines to the message. `build` sees only the first call, and no masks.
         names = [*_signature(type(self).call).parameters][1:]
@@ -74,8 +81,38 @@ class Layer(Rematerialized):
                 kind = " of bools" if name.endswith("mask") else ""
                 order = f". The arguments are {', '.join(names[: names.index(name) + 1])}" if name in names[1:] else ""
                 raise BadInput(f"{self.name}: expected {name} {AXES[name]}{kind}, got {got}{order}")
+        self._check_sizes(inputs, ["x", *names])
         self.check_inputs(inputs)
         return super().__call__(*args, **kwargs)
+
+    def _check_sizes(self, inputs: dict[str, Any], names: Sequence[str]) -> None:
+        """Raises `BadInput` if two tensors of a call have other sizes of the same axis, where these are known."""
+        # Backends would broadcast a size of 1, such as that of a mask [B, 1], or name the sizes of a product.
+        sizes = self.known_sizes(inputs)
+        for shape_name, shape in (self._build_shapes_dict or {}).items():
+            if shape:
+                sizes[_width(shape_name.removesuffix("_shape"))] = shape[-1], "the first call"
+        for name in names:
+            value: Any = inputs.get(name)
+            if name not in AXES or rank_of(value) is None:
+                continue
+            axes = AXES[name][1:-1].split(", ")
+            if name == "attention_mask":  # Its keys are those of `value`, of a cache, or of the layer's input.
+                axes[-1] = "S" if inputs.get("value") is not None else "C" if inputs.get("cache") is not None else "T"
+            elif axes[-1] == "d":
+                axes[-1] = _width(name)
+            for axis, size in zip(axes, value.shape, strict=True):
+                if not isinstance(size, int) or (axis == "B" and size == 1 and name in FOR_ALL_ROWS):
+                    continue
+                expected, origin = sizes.setdefault(axis, (size, name))
+                if size != expected:
+                    got = f"{keras.backend.standardize_dtype(value.dtype)} {tuple(value.shape)}"
+                    shown = f"{name} [{', '.join(axis[0] for axis in axes)}] with {axis[0]} = {expected}"
+                    raise BadInput(f"{self.name}: expected {shown} as in {origin}, got {got}")
+
+    def known_sizes(self, inputs: dict[str, Any]) -> dict[str, tuple[int, str]]:
+        """Returns sizes of axes, and what they come from, that tensors of a call must have. A subclass may override."""
+        return {}
 
     def check_inputs(self, inputs: dict[str, Any]) -> None:
         """Raises `BadInput` if the arguments of a call do not fit each other. A subclass may override this."""
