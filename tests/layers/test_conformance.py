@@ -250,6 +250,15 @@ class Around(keras.Model):
         return self.case.call(self.layer, inputs)
 
 
+@promise([case for case in LAYERS if case.name in ("learned", "learned_positions")])
+def test_in_a_custom_layer(case):
+    """Keras traces it for shapes, with symbols as lengths on JAX and with a length of 83 on PyTorch."""
+    layer = case.built()
+    around = keras.layers.Lambda(lambda inputs: case.call(layer, inputs))
+    inputs = case.symbolic_inputs()
+    assert_close(keras.Model(inputs, around(inputs))(case.arrays()), case.output())
+
+
 @every_case
 def test_in_a_subclassed_model(case):
     model = Around(case.make(), case)

@@ -47,6 +47,8 @@ class PositionedLayer(Layer):
 
     def encoding_of(self, x: Tensor) -> Any:
         """Returns the encoding of positions 0 to T - 1 of a sequence x [B, T, ...]: [T, d] in `sum_dtype`."""
+        if _has_any_length(x):
+            return self.encoding(ops.arange(ops.shape(x)[1], dtype="int32"))
         self._check_length(x)
         return self.position_kind.first(self, ops.shape(x)[1])
 
@@ -59,7 +61,7 @@ class PositionedLayer(Layer):
         if inputs.get("reverse"):
             if has_position:
                 raise BadInput(f"{self.name}: expected no position with reverse=True, got one. Logits have none")
-        elif not has_position and rank_of(x) is not None:
+        elif not has_position and rank_of(x) is not None and not _has_any_length(x):
             self._check_length(x)
 
     def _check_length(self, x: Tensor) -> None:
@@ -75,6 +77,12 @@ class PositionedLayer(Layer):
         if isinstance(config.get("positions"), dict):  # Keras serializes objects in a config, but does not read them.
             config = config | {"positions": keras.saving.deserialize_keras_object(config["positions"])}
         return super().from_config(config)
+
+
+def _has_any_length(x: Tensor) -> bool:
+    """Returns whether x [B, T, ...] has a T that stands for any: a symbol on JAX, or 83 in Keras's trace of shapes on
+    PyTorch, where a table of learned positions would be too short for the layer around this one."""
+    return getattr(x, "is_meta", False) or not isinstance(x.shape[1], int | None)
 
 
 @keras.saving.register_keras_serializable("tf_transformer")
