@@ -80,6 +80,8 @@ def test_wrong_layers_are_refused(tmp_path):
     for layers in ((), ("nothing",), ("query", "nothing")):
         with pytest.raises(tt.BadInput, match="^layers: expected names among"):
             tt.enable_lora(model, layers=layers)
+    with pytest.raises(tt.BadInput, match="^model: expected a built model, got one without weights. Call it first$"):
+        tt.enable_lora(keras.Sequential([tt.layers.EncoderLayer(1, 4)]))
     tt.enable_lora(model)
     with pytest.raises(tt.BadInput, match="merge_lora"):
         tt.enable_lora(model)

@@ -28,7 +28,7 @@ def enable_lora(model: keras.Model, rank: Count = 8, layers: Sequence[str] = ("q
             `"value"` and `"output"`, feed-forward networks have `"hidden"` and `"output"`.
 
     Raises:
-        BadInput: If a name matches no such layer, or the model has adapters.
+        BadInput: If a name matches no such layer, the model is not built, or it has adapters.
 
     Examples:
         >>> tt.enable_lora(model, rank=4)
@@ -38,6 +38,8 @@ def enable_lora(model: keras.Model, rank: Count = 8, layers: Sequence[str] = ("q
     """
     if any(adapters(model)):
         raise BadInput("model: expected no LoRA adapters, got some. Call merge_lora and reload the model")
+    if not model.built:
+        raise BadInput("model: expected a built model, got one without weights. Call it first")
     able = [layer for layer in model._flatten_layers() if hasattr(layer, "enable_lora")]
     names = dict.fromkeys(layer.name for layer in able)
     if not layers or not names.keys() >= set(layers):
