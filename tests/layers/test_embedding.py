@@ -291,6 +291,7 @@ def test_every_id_may_be_a_token():
     assert PositionalEmbedding(13, 6).compute_mask(ids) is not None
 
 
+@tensorflow_only  # elsewhere Keras multiplies in float32
 def test_float64_is_float64():
     """Sums, positions and logits: with any of them in float32 the difference would be 1e-8 and more."""
     for kind in ("sinusoidal", "halves", "fairseq", "learned"):
