@@ -44,12 +44,13 @@ def train(data, kind="tt", dtype="float32", jit_compile=True, epochs=2, position
 
 
 def fit(model, data, epochs=1):
-    return model.fit(endless(data), steps_per_epoch=len(data), epochs=epochs, shuffle=False, verbose=0).history["loss"]
+    endless = of_unknown_size(data).repeat()
+    return model.fit(endless, steps_per_epoch=len(data), epochs=epochs, shuffle=False, verbose=0).history["loss"]
 
 
-def endless(data):
+def of_unknown_size(data):
     ids = tf.TensorSpec((None, None), tf.int32)
-    return tf.data.Dataset.from_generator(lambda: iter(data), output_signature=((ids, ids), ids)).repeat()
+    return tf.data.Dataset.from_generator(lambda: iter(data), output_signature=((ids, ids), ids))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,16 @@ def test_compiled_by_xla_it_has_the_same_losses(kind, dtype, options):
     assert losses[1] < losses[0] - 0.01
     assert model.jit_compile and not other.jit_compile
     assert model.not_finite.numpy() == 0
+
+
+@pytest.mark.slow
+def test_the_end_of_data_of_unknown_size_is_no_update():
+    """A stock model counts it, and decays its weights once more: findings/keras-updates-once-more-at-the-end.sh."""
+    data = list(batches(*[(4, 5, 7)] * 3))
+    model, _ = train(data, jit_compile=False, epochs=1)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        model.fit(of_unknown_size(data), epochs=2, verbose=0)
+    assert model.optimizer.iterations.numpy() == model.steps_made.numpy() == 3 + 2 * 3
 
 
 @pytest.fixture

@@ -74,6 +74,13 @@ class Model(keras.Model):
             self._symbolic_build(data_batch=((ids, ids), ids))
 
     def train_step(self, data: Tensor) -> dict[str, Any]:
+        # Keras finds the end of a dataset of unknown size by a step that has no batch. In it, TensorFlow would run what
+        # needs no batch: count an update, and decay the weights once more.
+        arrays = [array for array in tf.nest.flatten(data, expand_composites=True) if array is not None]
+        with tf.control_dependencies(arrays):
+            return self._train_step(data)
+
+    def _train_step(self, data: Tensor) -> dict[str, Any]:
         before = self._metrics_now()
         # Every N-th row, not N blocks of rows: batches end in rows of padding, which would fill the last part.
         N = self.num_microbatches
