@@ -295,8 +295,9 @@ class SSRUDecoderLayer(_MarianLayer, DecoderLayer):
             else:
                 before = ops.broadcast_to(before, (ops.shape(x)[0], 1, ops.shape(earlier.key)[2]))
             newest = ops.max(ops.where(before, slots, -1), axis=-1, keepdims=True, initial=-1)
-            is_parent = ops.cast(before & (slots == newest), gate.dtype)
-            parent = ops.concatenate([ops.matmul(is_parent, part[:, 0]) for part in earlier], axis=-1)
+            is_parent = ops.expand_dims(ops.cast(before & (slots == newest), gate.dtype), 1)
+            # The cache stays whole. A slice of it would be copied.
+            parent = ops.concatenate([ops.matmul(is_parent, part) for part in earlier], axis=-1)[:, 0]
             # Without a mask the tokens are consecutive.
             states = unit.states(gate, new, parent[:, 0]) if attention_mask is None else gate * parent + new
             halves = ops.expand_dims(states, 1)
