@@ -5,6 +5,7 @@ import numpy as np
 import oracle
 import pytest
 from conftest import close, draw_weights, normal, weights_of
+from promises import tensorflow_only
 
 import tf_transformer as tt
 from tf_transformer.config import BadInput
@@ -64,6 +65,7 @@ def test_the_order_of_other_packages_is_refused():
             kind(64, 4)
 
 
+@tensorflow_only  # elsewhere Keras computes in float32
 def test_the_gradient_in_float64_is_that_of_differences():
     """With a softmax in float32, it would be off by a tenth."""
     layer = tt.layers.EncoderLayer(num_heads=2, d_ff=7, dropout=0.0, activation="gelu", dtype="float64")
