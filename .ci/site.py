@@ -21,7 +21,7 @@ PAGES = {  # a file of the repository: the page that it becomes
     "SECURITY.md": "security.md",
     "README.md": "index.md",
 }
-LINK = re.compile(r"(?<!!)\[([^\[\]\n]+(?:\n[^\[\]\n]+)*)\]\(([^)\s:]+)\)")  # its text may go on in the next line
+LINK = re.compile(r"(?<!!)\[([^\[\]\n]+(?:\n[^\[\]\n]+)*)\]\(([^)\s:]+)\)")  # its text may continue on the next line
 
 
 def on_files(files, config):

@@ -49,7 +49,6 @@ class PositionedLayer(Layer):
         """Returns the encoding of positions 0 to T - 1 of a sequence x [B, T, ...]: [T, d] in `sum_dtype`."""
         if _has_any_length(x):
             return self.encoding(ops.arange(ops.shape(x)[1], dtype="int32"))
-        self._check_length(x)
         return self.position_kind.first(self, ops.shape(x)[1])
 
     def known_sizes(self, inputs: dict[str, Any]) -> dict[str, tuple[int, str]]:
@@ -57,18 +56,17 @@ class PositionedLayer(Layer):
 
     def check_inputs(self, inputs: dict[str, Any]) -> None:
         # In `call`, Keras would add lines to the message, and a functional model would not raise until its first call.
-        x, has_position = inputs.get("ids", inputs.get("x")), inputs.get("position") is not None
+        x: Any = inputs.get("ids", inputs.get("x"))
+        has_position = inputs.get("position") is not None
         if inputs.get("reverse"):
             if has_position:
                 raise BadInput(f"{self.name}: expected no position with reverse=True, got one. Logits have none")
-        elif not has_position and rank_of(x) is not None and not _has_any_length(x):
-            self._check_length(x)
-
-    def _check_length(self, x: Tensor) -> None:
-        if self.num_positions is not None and (x.shape[1] or 0) > self.num_positions:
+            return
+        most = None if has_position or rank_of(x) is None or _has_any_length(x) else self.num_positions
+        if most is not None and (x.shape[1] or 0) > most:
             name = type(self.position_kind).__name__.lower()
             raise BadInput(
-                f"{self.name}: expected at most max_length={self.num_positions} {name} positions, "
+                f"{self.name}: expected at most max_length={most} {name} positions, "
                 f"got a sequence of shape {tuple(x.shape)}"
             )
 

@@ -111,7 +111,7 @@ class Layer(Rematerialized):
                     raise BadInput(f"{self.name}: expected {shown} as in {origin}, got {got}")
 
     def known_sizes(self, inputs: dict[str, Any]) -> dict[str, tuple[int, str]]:
-        """Returns sizes of axes, and what they come from, that tensors of a call must have. A subclass may override."""
+        """Returns required sizes of axes, each with its origin. A subclass may override this."""
         return {}
 
     def check_inputs(self, inputs: dict[str, Any]) -> None:
